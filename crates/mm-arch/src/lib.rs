@@ -1,0 +1,2 @@
+//! The contract between page-table algorithms and entry formats.
+#![no_std]

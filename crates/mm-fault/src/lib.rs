@@ -1,0 +1,2 @@
+//! Page faults: anonymous memory, copy-on-write, reuse.
+#![no_std]

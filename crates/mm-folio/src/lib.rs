@@ -1,0 +1,2 @@
+//! The memory map: folio records, references, pins, map counts.
+#![no_std]

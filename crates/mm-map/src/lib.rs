@@ -1,0 +1,2 @@
+//! fork, zap, munmap, mprotect, madvise.
+#![no_std]

@@ -1,0 +1,2 @@
+//! Page tables in memory: views, runs, batch scan, gather.
+#![no_std]

@@ -1,0 +1,2 @@
+//! Reverse mapping: anonymous trees, walks, PMD split.
+#![no_std]

@@ -1,0 +1,1 @@
+//! The scenario language, observations and their comparison.

@@ -1,0 +1,1 @@
+//! A complete machine in user space on top of the mm crates.

@@ -1,0 +1,2 @@
+//! VMAs, address spaces and the traits a kernel implements.
+#![no_std]

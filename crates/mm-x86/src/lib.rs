@@ -1,0 +1,2 @@
+//! x86 page-table entry formats.
+#![no_std]

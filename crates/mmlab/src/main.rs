@@ -1,0 +1,2 @@
+//! The mm laboratory.
+fn main() {}

@@ -1,0 +1,2 @@
+//! Build, test and measure tasks of this workspace.
+fn main() {}
