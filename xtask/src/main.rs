@@ -1,2 +1,61 @@
-//! Build, test and measure tasks of this workspace.
-fn main() {}
+//! Build, test and measure tasks of this workspace: `cargo xtask --help`.
+//!
+//! One file per task. A task is a function from its options to
+//! [`Outcome`](step::Outcome); `test-all` is the list of them.
+
+mod cmd;
+mod instructions;
+mod loom;
+mod no_std;
+mod rules;
+mod scenarios;
+mod step;
+mod test_all;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::workspace::Workspace;
+
+/// Tasks of this workspace.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+enum Task {
+    /// Everything that must pass before a commit lands; times each step and ends with a table.
+    TestAll(test_all::Options),
+    /// What continuous integration runs: test-all with every step.
+    Ci,
+    /// The loom models (tests/loom_*.rs), one process per test.
+    Loom(loom::Options),
+    /// Proves that the library crates need no std: links and runs a freestanding binary of them.
+    NoStd,
+    /// Replays the supported scenarios under every policy and compares with the goldens.
+    Scenarios(scenarios::Options),
+    /// Callgrind instruction counts of the hot paths against xtask/instructions.tsv.
+    Instructions(instructions::Options),
+    /// Which rule is cited by which test; fails on a cited rule that does not exist.
+    Rules(rules::Options),
+}
+
+fn main() -> ExitCode {
+    let task = Task::parse();
+    let ws = match Workspace::load() {
+        Ok(ws) => ws,
+        Err(e) => {
+            eprintln!("xtask: {e}");
+            return ExitCode::from(2);
+        }
+    };
+    let outcome = match task {
+        Task::TestAll(o) => return test_all::run(&ws, &o),
+        Task::Ci => return test_all::run(&ws, &test_all::Options::default()),
+        Task::Loom(o) => loom::run(&ws, &o),
+        Task::NoStd => no_std::run(&ws),
+        Task::Scenarios(o) => scenarios::run(&ws, &o),
+        Task::Instructions(o) => instructions::run(&ws, &o),
+        Task::Rules(o) => rules::run(&ws, &o),
+    };
+    step::conclude(outcome)
+}

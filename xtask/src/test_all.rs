@@ -1,0 +1,197 @@
+//! `cargo xtask test-all`: everything that must pass before a commit lands.
+//!
+//! Exact operation counts (atomics, locks, entries read, flushes per call) are
+//! ordinary tests of the crates; instruction counts are a step here, because
+//! they need valgrind.
+
+use std::process::{ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::cmd::{self, Error};
+use crate::step::{Outcome, Report};
+use crate::workspace::Workspace;
+use crate::{instructions, loom, no_std, rules, scenarios};
+
+/// Longest that an example may run.
+const EXAMPLE_LIMIT: Duration = Duration::from_secs(120);
+
+/// Options of the `test-all` task.
+#[derive(clap::Args, Debug, Default)]
+pub struct Options {
+    /// Run only these steps.
+    #[arg(long, value_name = "STEP", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Leave these steps out; the table says so.
+    #[arg(long, value_name = "STEP", value_delimiter = ',')]
+    pub skip: Vec<String>,
+}
+
+type Step = fn(&Workspace) -> Result<Outcome, Error>;
+
+/// The steps in order: what fails fast comes first.
+const STEPS: [(&str, Step); 10] = [
+    ("fmt", fmt),
+    ("rules", |ws| rules::run(ws, &rules::Options::quiet())),
+    ("clippy", clippy),
+    ("tests", tests),
+    ("alone", alone),
+    ("examples", examples),
+    ("no-std", no_std::run),
+    ("loom", |ws| loom::run(ws, &loom::Options::bounded())),
+    ("scenarios", |ws| scenarios::run(ws, &scenarios::Options::default())),
+    ("instructions", |ws| instructions::run(ws, &instructions::Options::default())),
+];
+
+/// Runs the steps, prints the table, fails if any step failed.
+pub fn run(ws: &Workspace, o: &Options) -> ExitCode {
+    if let Some(unknown) = o.only.iter().chain(&o.skip).find(|s| STEPS.iter().all(|(n, _)| n != s))
+    {
+        let names: Vec<&str> = STEPS.iter().map(|(n, _)| *n).collect();
+        eprintln!("xtask: no step `{unknown}`; the steps are {}", names.join(", "));
+        return ExitCode::from(2);
+    }
+    let mut report = Report::default();
+    for (name, step) in STEPS {
+        if !o.only.is_empty() && !o.only.iter().any(|s| s == name) {
+            continue;
+        }
+        if o.skip.iter().any(|s| s == name) {
+            report.step(name, || Ok(Outcome::Skipped("left out by --skip".into())));
+        } else {
+            report.step(name, || step(ws));
+        }
+    }
+    println!("\n{report}");
+    if report.holds() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn ok() -> Result<Outcome, Error> {
+    Ok(Outcome::Ok(String::new()))
+}
+
+fn fmt(ws: &Workspace) -> Result<Outcome, Error> {
+    cmd::run(&mut ws.cargo(&["fmt", "--all", "--check"]))?;
+    ok()
+}
+
+fn clippy(ws: &Workspace) -> Result<Outcome, Error> {
+    cmd::run(&mut ws.cargo(&[
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--quiet",
+        "--",
+        "-D",
+        "warnings",
+    ]))?;
+    ok()
+}
+
+/// Unit, integration and documentation tests.
+fn tests(ws: &Workspace) -> Result<Outcome, Error> {
+    if !cmd::present("cargo-nextest") {
+        cmd::run(&mut ws.cargo(&["test", "--workspace", "--quiet", "--no-fail-fast"]))?;
+        return Ok(Outcome::Ok("cargo test".into()));
+    }
+    let mut c =
+        ws.cargo(&["nextest", "run", "--workspace", "--no-fail-fast", "--status-level", "fail"]);
+    let units = cmd::run(&mut c);
+    // Both are wanted even if the first fails.
+    let docs = cmd::run(&mut ws.cargo(&["test", "--workspace", "--doc", "--quiet"]));
+    units.and(docs)?;
+    Ok(Outcome::Ok("cargo nextest, cargo test --doc".into()))
+}
+
+/// Every library crate as somebody gets it who takes only this one, without its
+/// default features. One target directory for all: crates below are built once.
+fn alone(ws: &Workspace) -> Result<Outcome, Error> {
+    let mut failed = Vec::new();
+    let mut n = 0;
+    for p in ws.libraries() {
+        n += 1;
+        let build = ["build", "--quiet", "--no-default-features", "--package", &p.name];
+        let test =
+            ["test", "--quiet", "--no-default-features", "--lib", "--tests", "--package", &p.name];
+        // Built first and without dev-dependencies: they may switch on what the crate lacks.
+        let both = cmd::run(&mut ws.cargo(&build)).and_then(|()| {
+            let mut c = ws.cargo(&test);
+            cmd::run(c.stdout(Stdio::null()))
+        });
+        if let Err(e) = both {
+            eprintln!("{e}");
+            failed.push(p.name.as_str());
+        }
+    }
+    Ok(if failed.is_empty() {
+        Outcome::Ok(format!("{n} crates"))
+    } else {
+        Outcome::Failed(format!("not alone: {}", failed.join(", ")))
+    })
+}
+
+/// Builds every example and runs it without arguments.
+fn examples(ws: &Workspace) -> Result<Outcome, Error> {
+    let mut failed = Vec::new();
+    let mut n = 0;
+    for p in &ws.packages {
+        for (name, features) in &p.examples {
+            let features = features.join(",");
+            let args = ["--package", &p.name, "--example", name, "--features", &features];
+            n += 1;
+            let ran = cmd::run(ws.cargo(&["build", "--quiet"]).args(args)).and_then(|()| {
+                let mut c = ws.cargo(&["run", "--quiet"]);
+                c.args(args).stdout(Stdio::null());
+                run_limited(&mut c, EXAMPLE_LIMIT)
+            });
+            if let Err(e) = ran {
+                eprintln!("{e}");
+                failed.push(format!("{}/{name}", p.name));
+            }
+        }
+    }
+    Ok(match (n, failed.as_slice()) {
+        (0, _) => Outcome::Skipped("no examples".into()),
+        (n, []) => Outcome::Ok(format!("{n} examples")),
+        (_, f) => Outcome::Failed(f.join(", ")),
+    })
+}
+
+/// Like [`cmd::run`], but kills what runs longer than `limit`.
+fn run_limited(c: &mut std::process::Command, limit: Duration) -> Result<(), Error> {
+    let start = Instant::now();
+    let failed = |c: &_, status: String| Error::Failed { command: cmd::show(c), status };
+    let mut child = c.spawn().map_err(|e| cmd::spawn_error(c, &e))?;
+    loop {
+        match child.try_wait() {
+            Ok(Some(s)) if s.success() => return Ok(()),
+            Ok(Some(s)) => return Err(failed(c, s.to_string())),
+            Ok(None) if start.elapsed() < limit => std::thread::sleep(Duration::from_millis(10)),
+            _ => {
+                // Already gone is as good as killed.
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(failed(c, format!("killed after {} s", limit.as_secs())));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn step_names_are_unique() {
+        let mut names: Vec<&str> = STEPS.iter().map(|(n, _)| *n).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), STEPS.len());
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_killed() {
+        let mut c = std::process::Command::new("/bin/sleep");
+        let e = run_limited(c.arg("30"), Duration::from_millis(50)).unwrap_err();
+        assert!(e.to_string().contains("killed"), "{e}");
+    }
+}
