@@ -1,0 +1,141 @@
+//! Where an operation acts: processes, regions, windows and page ranges.
+//!
+//! Names are resolved while a scenario is parsed. What is left in an operation is a small
+//! index; [`Scenario`](crate::Scenario) keeps the names.
+
+/// Bytes in a page of the language.
+pub const PAGE_SIZE: u64 = 4096;
+
+/// Address of the window of region 0.
+pub const WINDOW_BASE: u64 = 0x1000_0000_0000;
+
+/// Pages in the window of a region (1 GiB).
+pub const WINDOW_PAGES: u64 = (1 << 30) / PAGE_SIZE;
+
+/// Most regions a scenario can have: all windows lie below the top of a 47-bit address space.
+pub const MAX_REGIONS: usize = 65536;
+
+/// Largest file or swap device, in pages (64 GiB).
+pub const MAX_PAGES: u64 = (64 << 30) / PAGE_SIZE;
+
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub(crate) u32);
+
+        impl $name {
+            /// Position in the order of first mention, from 0.
+            #[must_use]
+            pub fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+    )*};
+}
+
+ids! {
+    /// A process. A name that is used again after `exit` is a new process.
+    ProcId;
+    /// A named address window, the same in every process.
+    RegionId;
+    /// A file made by `file`.
+    FileId;
+    /// The name of a pin. Each process has its own pin of that name.
+    PinId;
+}
+
+impl ProcId {
+    /// The process that exists at the start, `p0`.
+    pub const FIRST: Self = Self(0);
+}
+
+/// A region: a name for pages at a fixed place in its own 1 GiB window.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Region {
+    /// The name in the scenario.
+    pub name: String,
+    /// Number of the window (`k`): the order in which `mmap` and `mremap ... move` first mention
+    /// the names.
+    pub window: u32,
+    /// Pages between the start of the window and page 0 of the region (`at=`).
+    pub at: u64,
+}
+
+impl Region {
+    /// Address of page `page` of the region, in bytes. Page 0 is at `at` in the window.
+    #[must_use]
+    pub fn address(&self, page: u64) -> u64 {
+        self.window_address() + (self.at + page) * PAGE_SIZE
+    }
+
+    /// Address of the first byte of the window.
+    #[must_use]
+    pub fn window_address(&self) -> u64 {
+        WINDOW_BASE + u64::from(self.window) * WINDOW_PAGES * PAGE_SIZE
+    }
+
+    /// Pages from page 0 of the region to the end of its window.
+    #[must_use]
+    pub fn max_pages(&self) -> u64 {
+        WINDOW_PAGES - self.at
+    }
+}
+
+/// Pages of a region, resolved: a range that gives only the name has the extent of the region
+/// at that line.
+///
+/// # Invariants
+/// `pages` and `stride` are at least 1 and `first + pages` lies within the region's window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    /// The region.
+    pub region: RegionId,
+    /// First page, counted from the start of the region.
+    pub first: u64,
+    /// Pages that the range spans.
+    pub pages: u64,
+    /// Distance of the pages that are touched; 1 touches all.
+    pub stride: u64,
+}
+
+impl Range {
+    /// Page after the last one of the span.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.first + self.pages
+    }
+
+    /// The pages that are touched, ascending; call `rev()` for the other way.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = u64> + use<> {
+        let Self { first, stride, .. } = *self;
+        (0..self.pages.div_ceil(stride)).map(move |k| first + k * stride)
+    }
+
+    /// The pages in the order of an access.
+    pub fn in_order(&self, order: TouchOrder) -> impl Iterator<Item = u64> + use<> {
+        let Self { first, pages, stride, .. } = *self;
+        let touches = pages.div_ceil(stride);
+        (0..touches).map(move |k| {
+            let k = if order == TouchOrder::Descending { touches - 1 - k } else { k };
+            first + k * stride
+        })
+    }
+
+    /// What `"after"` of a signal is when the `touch`-th touch (from 0, in the order of the
+    /// access) was answered with it.
+    #[must_use]
+    pub fn after(&self, touch: u64) -> u64 {
+        touch * self.stride
+    }
+}
+
+/// The order in which an access touches the pages of its range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TouchOrder {
+    /// From the first page up.
+    #[default]
+    Ascending,
+    /// From the last page down (`rev`).
+    Descending,
+}
