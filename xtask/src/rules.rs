@@ -270,13 +270,18 @@ fn scope(page: &str) -> Vec<(String, String)> {
 }
 
 /// Why `id` needs no test yet: the first row that names it, its family
-/// (`A64`), or a list of such (`COLL, KSM-01`).
+/// (`A64`, `S-UF`), or a list of such (`COLL, KSM-01`).
 fn reason<'a>(scope: &'a [(String, String)], id: &str) -> Option<&'a str> {
-    let family = id.rsplit_once('-').map_or(id, |(f, _)| f);
+    let of_family = |family: &str| {
+        !is_id(family)
+            && id.strip_prefix(family).is_some_and(|rest| {
+                rest.strip_prefix('-').unwrap_or(rest).starts_with(|c: char| c.is_ascii_digit())
+            })
+    };
     let named = |row: &str| {
-        row.split(',').map(str::trim).any(|r| {
-            r == id || r == family || expand_part(r).is_some_and(|ids| ids.iter().any(|i| i == id))
-        })
+        row.split(',')
+            .map(str::trim)
+            .any(|r| of_family(r) || expand_part(r).is_some_and(|ids| ids.iter().any(|i| i == id)))
     };
     scope.iter().find(|(ids, _)| named(ids)).map(|(_, why)| why.as_str())
 }
