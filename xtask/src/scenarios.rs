@@ -27,7 +27,7 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
     let names = parse(&fs::read_to_string(&list).map_err(Error::file(&list))?);
     let files: Vec<PathBuf> = names
         .iter()
-        .map(|n| ws.root.join("crates/mm-scenario/data/scenarios").join(format!("{n}.scn")))
+        .map(|n| ws.root.join("crates/mm-scenario/data").join(format!("{n}.scn")))
         .collect();
     if let Some(missing) = files.iter().find(|f| !f.is_file()) {
         return Ok(Outcome::Failed(format!("{} is listed but not there", missing.display())));
