@@ -157,8 +157,14 @@ struct Binary {
 
 /// Builds every `loom_*` test and returns the binaries.
 fn build(ws: &Workspace) -> Result<Vec<Binary>, Error> {
-    let mut args =
-        vec!["test", "--no-run", "--profile", "loom", "--message-format=json-render-diagnostics"];
+    let mut args = vec![
+        "test",
+        "--quiet",
+        "--no-run",
+        "--profile",
+        "loom",
+        "--message-format=json-render-diagnostics",
+    ];
     let mut any = false;
     for p in &ws.packages {
         for (i, t) in p.loom_tests().enumerate() {

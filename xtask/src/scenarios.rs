@@ -51,7 +51,8 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
             println!("{line}");
         }
         eprint!("{}", String::from_utf8_lossy(&out.stderr));
-        if !out.status.success() {
+        // The count too: a program that checked nothing also exits with 0.
+        if !out.status.success() || tally(&text) != Some((files.len(), 0)) {
             failed.push(policy);
         }
     }
@@ -59,6 +60,14 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
         (0, _) => Outcome::Failed(format!("unknown policy; one of {}", POLICIES.join(", "))),
         (n, []) => Outcome::Ok(format!("{} scenarios x {n} policies", files.len())),
         (_, f) => Outcome::Failed(format!("differs under {}", f.join(", "))),
+    })
+}
+
+/// The closing line of `--check`, `N passed, N failed`.
+fn tally(text: &str) -> Option<(usize, usize)> {
+    text.lines().rev().find_map(|l| {
+        let (passed, failed) = l.split_once(" passed, ")?;
+        Some((passed.trim().parse().ok()?, failed.strip_suffix(" failed")?.parse().ok()?))
     })
 }
 
@@ -78,6 +87,12 @@ mod tests {
     #[test]
     fn comments_and_blanks_are_no_names() {
         assert_eq!(parse("# head\n\nfault_64kb # first\n  fork_2m\n"), ["fault_64kb", "fork_2m"]);
+    }
+
+    #[test]
+    fn the_closing_line_is_read() {
+        assert_eq!(tally("{\"line\":1}\n12 passed, 3 failed\n"), Some((12, 3)));
+        assert_eq!(tally("{\"line\":1}\n"), None);
     }
 
     #[test]
