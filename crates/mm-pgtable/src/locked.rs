@@ -1,0 +1,291 @@
+//! Tables whose lock is held.
+
+use crate::{ClearedRun, PageTables, Run, TableMemory, TableSpace, View};
+use core::ops::Deref;
+use mm_arch::{
+    Arch, At, Entry, Flush, FlushScope, Held, Level, Live, Liveness, TableFrame, VirtRange,
+};
+use mm_sync::LockGuard;
+
+type E<S> = <<S as TableSpace>::Arch as Arch>::Entry;
+
+/// A PTE table with its lock held: reads through [`View`], and every write.
+pub struct LockedTable<'g, S: TableSpace> {
+    tables: &'g PageTables<S>,
+    view: View<'g, S, Held>,
+    _guard: LockGuard<'g, S::PtLock>,
+}
+
+impl<'g, S: TableSpace> Deref for LockedTable<'g, S> {
+    type Target = View<'g, S, Held>;
+    #[inline]
+    fn deref(&self) -> &View<'g, S, Held> {
+        &self.view
+    }
+}
+
+impl<S: TableSpace> core::fmt::Debug for LockedTable<'_, S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_tuple("LockedTable").field(&self.view).finish()
+    }
+}
+
+impl<'g, S: TableSpace> LockedTable<'g, S> {
+    pub(crate) fn new(
+        tables: &'g PageTables<S>,
+        view: View<'g, S, Held>,
+        guard: LockGuard<'g, S::PtLock>,
+    ) -> Self {
+        LockedTable { tables, view, _guard: guard }
+    }
+    /// The address space.
+    #[inline]
+    pub fn tables(&self) -> &'g PageTables<S> {
+        self.tables
+    }
+    /// The range of `n` entries at `index`.
+    pub fn range_of(&self, index: usize, n: usize) -> Option<VirtRange> {
+        VirtRange::units(self.view.va_of(index), n as u64, S::Arch::PAGE_SHIFT).ok()
+    }
+
+    /// Writes `e, e+1, …` over `n` *empty* entries (rule ACC-10).
+    ///
+    /// # Panics
+    ///
+    /// If that leaves the table; in debug builds if an entry is not empty.
+    pub fn fill(&mut self, index: usize, n: usize, e: E<S>) {
+        debug_assert!(
+            (index..index + n).all(|i| self.view.get(i).is_none()),
+            "fill over entries that are not empty"
+        );
+        S::Arch::fill(self.view.table(), index, n, e);
+        self.view.desc().count(n as i32);
+    }
+    /// Replaces one entry that hardware does not update: empty, non-present or
+    /// just taken.
+    pub fn set(&mut self, index: usize, e: E<S>) {
+        let old = self.view.get(index);
+        debug_assert!(
+            !old.is_present(Level::Pte) || old.pfn(Level::Pte) == e.pfn(Level::Pte),
+            "a present entry is taken before it maps another frame"
+        );
+        S::Arch::set(self.view.table(), self.view.at(index), e, &self.tables.tlb());
+        self.view.desc().count(i32::from(!e.is_none()) - i32::from(!old.is_none()));
+    }
+    /// Takes one entry; `owed` grows if a CPU may hold the old value.
+    pub fn take(&mut self, index: usize, owed: &mut Flush<'_, S::Tlb>) -> E<S> {
+        let mut old = E::<S>::NONE;
+        self.take_each::<Live>(index, 1, owed, |_, e| old = e);
+        old
+    }
+    /// Takes `n` entries in ascending order and hands the old values to `each`,
+    /// which gets the offset from `index`.
+    pub fn take_each<L: Liveness>(
+        &mut self,
+        index: usize,
+        n: usize,
+        owed: &mut Flush<'_, S::Tlb>,
+        mut each: impl FnMut(usize, E<S>),
+    ) {
+        let (mut gone, mut cached) = (0, false);
+        S::Arch::take::<L, S::Tlb>(
+            self.view.table(),
+            self.view.at(index),
+            n,
+            &self.tables.tlb(),
+            |k, e| {
+                gone += i32::from(!e.is_none());
+                cached |= e.may_be_cached(true, Level::Pte);
+                each(k, e);
+            },
+        );
+        self.view.desc().count(-gone);
+        self.owe(cached && !mm_sync::mutant!("pgtable.take.no_flush"), index, n, owed);
+    }
+    fn owe(&self, yes: bool, index: usize, n: usize, owed: &mut Flush<'_, S::Tlb>) {
+        if yes && let Some(range) = self.range_of(index, n) {
+            owed.add(range, FlushScope::Leaves);
+        }
+    }
+    /// Takes the entries of `run`, to be committed or restored.
+    pub fn clear<'t>(
+        &'t mut self,
+        run: Run<'_>,
+        owed: &mut Flush<'_, S::Tlb>,
+    ) -> ClearedRun<'t, 'g, S> {
+        ClearedRun::clear(self, run, owed)
+    }
+    /// Write-protects `n` present entries, keeping dirty (rule ACC-11).
+    pub fn wrprotect(&mut self, index: usize, n: usize, owed: &mut Flush<'_, S::Tlb>) {
+        S::Arch::wrprotect(self.view.table(), self.view.at(index), n, &self.tables.tlb());
+        self.owe(true, index, n, owed);
+    }
+    /// Clears young in `n` present entries; whether any was. Never flushes: a
+    /// stale accessed bit can only mis-age a page (rule REF-13).
+    pub fn clear_young(&mut self, index: usize, n: usize) -> bool {
+        S::Arch::clear_young(self.view.table(), self.view.at(index), n, &self.tables.tlb())
+    }
+    /// Makes a present entry more permissive: adds accessed, dirty and write of
+    /// `e`. Whether anything changed. Needs no flush (rule WREUSE-15).
+    pub fn set_access_flags(&mut self, index: usize, e: E<S>) -> bool {
+        S::Arch::set_access_flags(self.view.table(), self.view.at(index), e, &self.tables.tlb())
+    }
+    /// Rewrites the entries of `run` through `change`, which sees the first
+    /// entry with young and dirty of all merged in, and answers for the first
+    /// entry; the others follow it frame by frame (rules ACC-15, ACC-16).
+    ///
+    /// The run was scanned with `WRITE | SOFT_DIRTY` respected, so that only
+    /// young and dirty are smeared. Between take and write-back hardware and
+    /// lockless readers see empty entries.
+    pub fn modify(
+        &mut self,
+        run: Run<'_>,
+        owed: &mut Flush<'_, S::Tlb>,
+        change: impl FnOnce(E<S>) -> E<S>,
+    ) {
+        let mut scratch = self.tables.tlb().obligation();
+        let mut old = self.take_merged(run, &mut scratch);
+        // The flush is owed only if the *change* needs one.
+        scratch.already_done();
+        if mm_sync::mutant!("pgtable.modify.lose_dirty") {
+            old = old.mkclean();
+        }
+        let new = change(old);
+        S::Arch::fill(self.view.table(), run.first(), run.nr(), new);
+        self.view.desc().count(if new.is_none() { 0 } else { run.nr() as i32 });
+        self.owe(old.needs_flush(new, Level::Pte), run.first(), run.nr(), owed);
+    }
+    /// Takes a run; the first entry with young and dirty of all merged in.
+    pub(crate) fn take_merged(&mut self, run: Run<'_>, owed: &mut Flush<'_, S::Tlb>) -> E<S> {
+        let mut first = E::<S>::NONE;
+        let (mut young, mut dirty) = (false, false);
+        self.take_each::<Live>(run.first(), run.nr(), owed, |k, e| {
+            if k == 0 {
+                first = e;
+            }
+            young |= e.is_young();
+            dirty |= e.is_dirty();
+        });
+        merge(first, young, dirty)
+    }
+    pub(crate) fn restore(&mut self, index: usize, n: usize, e: E<S>) {
+        S::Arch::fill(self.view.table(), index, n, e);
+        self.view.desc().count(n as i32);
+    }
+}
+
+/// `e` with young and dirty added. Merging dirty must not turn a shadow-stack
+/// entry into a read-only one, nor invent soft-dirty (rules ACC-08, SHSTK-06).
+pub(crate) fn merge<En: Entry>(e: En, young: bool, dirty: bool) -> En {
+    let mut e = e;
+    if dirty && !e.is_dirty() {
+        let soft = e.is_soft_dirty();
+        e = e.mkdirty();
+        if !soft {
+            e = e.clear_soft_dirty();
+        }
+    }
+    if young { e.mkyoung() } else { e }
+}
+
+/// A PMD table with its lock held, and the entry of one address in it.
+pub struct LockedPmd<'g, S: TableSpace> {
+    tables: &'g PageTables<S>,
+    view: View<'g, S, Held>,
+    _guard: LockGuard<'g, S::PtLock>,
+    index: usize,
+}
+
+impl<S: TableSpace> core::fmt::Debug for LockedPmd<'_, S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("LockedPmd").field("view", &self.view).field("index", &self.index).finish()
+    }
+}
+
+impl<'g, S: TableSpace> LockedPmd<'g, S> {
+    pub(crate) fn new(
+        tables: &'g PageTables<S>,
+        view: View<'g, S, Held>,
+        guard: LockGuard<'g, S::PtLock>,
+        index: usize,
+    ) -> Self {
+        LockedPmd { tables, view, _guard: guard, index }
+    }
+    /// The address space.
+    #[inline]
+    pub fn tables(&self) -> &'g PageTables<S> {
+        self.tables
+    }
+    /// The table.
+    #[inline]
+    pub fn view(&self) -> &View<'g, S, Held> {
+        &self.view
+    }
+    /// The entry.
+    #[inline]
+    pub fn entry(&self) -> E<S> {
+        self.view.get(self.index)
+    }
+    /// Index and first address of the entry.
+    #[inline]
+    pub fn at(&self) -> At {
+        self.view.at(self.index)
+    }
+    /// The range that the entry maps.
+    pub fn range(&self) -> Option<VirtRange> {
+        VirtRange::new(self.at().va, 1 << S::Arch::shift(Level::Pmd)).ok()
+    }
+    /// Replaces the entry by exchange and returns the old one; `owed` grows if
+    /// a CPU may hold it.
+    pub fn swap(&mut self, e: E<S>, owed: &mut Flush<'_, S::Tlb>) -> E<S> {
+        let old = S::Arch::swap_upper(self.view.table(), self.index, e);
+        self.view.desc().count(i32::from(!e.is_none()) - i32::from(!old.is_none()));
+        let was_table = old.as_table(Level::Pmd).is_some();
+        if (was_table || old.is_leaf(Level::Pmd) && old.needs_flush(e, Level::Pmd))
+            && let Some(range) = self.range()
+        {
+            owed.add(range, if was_table { FlushScope::Tables } else { FlushScope::Leaves });
+        }
+        old
+    }
+    /// Write-protects a present leaf atomically.
+    pub fn wrprotect(&mut self, owed: &mut Flush<'_, S::Tlb>) {
+        S::Arch::wrprotect_upper(self.view.table(), self.index);
+        if let Some(range) = self.range() {
+            owed.add(range, FlushScope::Leaves);
+        }
+    }
+    /// Adds accessed, dirty and write of `e` to a present leaf.
+    pub fn set_access_flags(&mut self, e: E<S>) -> bool {
+        S::Arch::set_access_flags_upper(self.view.table(), self.index, e)
+    }
+    /// Keeps an empty, unlinked PTE table for the day this leaf is split.
+    pub fn deposit(&mut self, frame: TableFrame) {
+        // SAFETY: the frame came from this memory and is unlinked: ours alone.
+        let desc = unsafe { self.tables.space().tables().desc(frame).as_ref() };
+        self.view.desc().push_deposit(frame, desc);
+    }
+    /// Takes a deposited table back.
+    pub fn withdraw(&mut self) -> Option<TableFrame> {
+        let frame = self.view.desc().first_deposit()?;
+        // SAFETY: a deposited frame is unlinked and not freed before it is
+        // withdrawn.
+        let desc = unsafe { self.tables.space().tables().desc(frame).as_ref() };
+        self.view.desc().pop_deposit(desc);
+        Some(frame)
+    }
+    /// Fills an unlinked table with `n` entries from `e` on, before it is linked.
+    ///
+    /// # Panics
+    ///
+    /// If `n` exceeds the table.
+    pub fn fill_unlinked(&mut self, frame: TableFrame, n: usize, e: E<S>) {
+        // SAFETY: unlinked, so nobody else reads or writes it.
+        let (table, desc) = unsafe {
+            let t = self.tables.space().tables();
+            (t.table(frame).as_ref(), t.desc(frame).as_ref())
+        };
+        S::Arch::fill(table, 0, n, e);
+        desc.count(n as i32);
+    }
+}

@@ -1,0 +1,352 @@
+//! The tree of page tables of one address space, walked with locks.
+
+use crate::{LockedPmd, LockedTable, TableAllocError, TableMemory, TableSpace, View};
+use core::marker::PhantomData;
+use mm_arch::{
+    Arch, Entry, Held, Level, Pinned, SpaceId, SpaceTlb, TableFrame, VirtAddr, VirtRange,
+};
+
+/// Proof that no page table of the address space is freed during `'g`.
+///
+/// Held by whoever holds the mmap lock (either side), or the rmap lock of a VMA
+/// that spans the walk: tables are freed only by a holder of the mmap lock's
+/// exclusive side, after the VMA left the rmap trees. Locks may be waited for
+/// with this proof, unlike with a quiescence guard.
+#[derive(Clone, Copy, Debug)]
+pub struct TablesStay<'g>(PhantomData<(&'g (), *const ())>);
+
+impl TablesStay<'_> {
+    /// Claims the proof.
+    ///
+    /// # Safety
+    ///
+    /// During `'g` no table of the space that the proof is used with is freed.
+    #[inline]
+    pub const unsafe fn new() -> Self {
+        TablesStay(PhantomData)
+    }
+}
+
+/// Page tables of one address space.
+///
+/// # Invariants
+///
+/// Every table reachable from the root came from `S::Tables` and is freed only
+/// after it was unlinked, flushed and retired.
+#[derive(Debug)]
+pub struct PageTables<S: TableSpace> {
+    space: S,
+    id: SpaceId,
+    root: TableFrame,
+}
+
+/// A stretch of an address range under one upper-level entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The stretch.
+    pub range: VirtRange,
+    /// What is there.
+    pub kind: SpanKind,
+}
+
+/// What covers a [`Span`]; a hint until the table is locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpanKind {
+    /// Nothing.
+    Hole,
+    /// A leaf or a non-present entry at PMD level.
+    Huge,
+    /// A PTE table.
+    Table,
+}
+
+/// The entry that was found and locked for an address.
+#[derive(Debug)]
+pub enum LockedEntry<'g, S: TableSpace> {
+    /// Nothing down to (and including) PMD level.
+    Hole,
+    /// A leaf or a non-present entry at PMD level, its table locked.
+    Huge(LockedPmd<'g, S>),
+    /// A PTE table, locked.
+    Table(LockedTable<'g, S>),
+}
+
+impl<'g, S: TableSpace> LockedEntry<'g, S> {
+    /// The PTE table, if that is what was found.
+    pub fn table(self) -> Option<LockedTable<'g, S>> {
+        match self {
+            LockedEntry::Table(t) => Some(t),
+            _ => None,
+        }
+    }
+}
+
+/// What [`PageTables::ensure_table`] found or made.
+#[derive(Debug)]
+pub enum Ensured<'g, S: TableSpace> {
+    /// A PTE table, locked.
+    Table(LockedTable<'g, S>),
+    /// A leaf or a non-present entry at PMD level stands in the way.
+    Huge(LockedPmd<'g, S>),
+}
+
+impl<'g, S: TableSpace> Ensured<'g, S> {
+    /// The PTE table, if that is what was found.
+    pub fn table(self) -> Option<LockedTable<'g, S>> {
+        match self {
+            Ensured::Table(t) => Some(t),
+            Ensured::Huge(_) => None,
+        }
+    }
+}
+
+impl<S: TableSpace> PageTables<S> {
+    /// An empty address space.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory for the root.
+    pub fn new(space: S, id: SpaceId) -> Result<Self, TableAllocError> {
+        let root = space.tables().alloc(S::Arch::top())?;
+        Ok(PageTables { space, id, root })
+    }
+    /// The machine.
+    #[inline]
+    pub fn space(&self) -> &S {
+        &self.space
+    }
+    /// The root table.
+    #[inline]
+    pub fn root(&self) -> TableFrame {
+        self.root
+    }
+    /// What translation caches know this space by.
+    #[inline]
+    pub fn id(&self) -> SpaceId {
+        self.id
+    }
+    /// Flushes of this space.
+    #[inline]
+    pub fn tlb(&self) -> SpaceTlb<'_, S::Tlb> {
+        SpaceTlb::new(self.space.tlb(), self.id)
+    }
+
+    /// The view of the PMD table that covers `va`.
+    fn pmd_view<'g>(
+        &'g self,
+        _stay: TablesStay<'g>,
+        va: VirtAddr,
+    ) -> Result<View<'g, S, Pinned>, Level> {
+        let mut frame = self.root;
+        let mut base = VirtAddr::new(0);
+        for level in S::Arch::LEVELS.iter().copied() {
+            // SAFETY: `frame` is linked in the tree and the caller's proof says
+            // that no table is freed; upper entries are read by the lockless
+            // protocol, so `Pinned` is the right that is used.
+            let view: View<'g, S, Pinned> = unsafe { View::new(&self.space, frame, level, base) };
+            if level == Level::Pmd {
+                return Ok(view);
+            }
+            let index = view.index_of(va);
+            base = view.va_of(index);
+            frame = view.get(index).as_table(level).ok_or(level)?;
+        }
+        Err(Level::Pte)
+    }
+
+    /// Locks the PMD table that covers `va`; `None` if there is none.
+    pub fn lock_pmd<'g>(&'g self, stay: TablesStay<'g>, va: VirtAddr) -> Option<LockedPmd<'g, S>> {
+        let view = self.pmd_view(stay, va).ok()?;
+        Some(self.locked_pmd(view, va))
+    }
+    fn locked_pmd<'g>(&'g self, view: View<'g, S, Pinned>, va: VirtAddr) -> LockedPmd<'g, S> {
+        let guard = view.desc().lock().lock();
+        // SAFETY: same table, still there; its lock is held by `guard`.
+        let held =
+            unsafe { View::<S, Held>::new(&self.space, view.frame(), Level::Pmd, view.va_of(0)) };
+        LockedPmd::new(self, held, guard, view.index_of(va))
+    }
+
+    /// Locks the PTE table that `frame` in the PMD entry at `index` named, if
+    /// the entry still names it (rule ACC-22).
+    fn lock_named<'g>(
+        &'g self,
+        pmd: View<'g, S, Pinned>,
+        index: usize,
+        frame: TableFrame,
+    ) -> Option<LockedTable<'g, S>> {
+        // SAFETY: the frame was linked and no table is freed while the proof
+        // behind `pmd` lives; before the lock is held only the descriptor is used.
+        let pinned: View<'g, S, Pinned> =
+            unsafe { View::new(&self.space, frame, Level::Pte, pmd.va_of(index)) };
+        let guard = pinned.desc().lock().lock();
+        if pmd.get(index).as_table(Level::Pmd) != Some(frame) {
+            return None;
+        }
+        // SAFETY: same table; its lock is held by `guard`.
+        let view =
+            unsafe { View::<S, Held>::new(&self.space, frame, Level::Pte, pmd.va_of(index)) };
+        Some(LockedTable::new(self, view, guard))
+    }
+
+    /// Finds and locks what maps `va`.
+    pub fn lock_entry<'g>(&'g self, stay: TablesStay<'g>, va: VirtAddr) -> LockedEntry<'g, S> {
+        let Ok(pmd) = self.pmd_view(stay, va) else { return LockedEntry::Hole };
+        let index = pmd.index_of(va);
+        loop {
+            let entry = pmd.get(index);
+            if entry.is_none() {
+                return LockedEntry::Hole;
+            }
+            match entry.as_table(Level::Pmd) {
+                Some(frame) => {
+                    if let Some(table) = self.lock_named(pmd, index, frame) {
+                        return LockedEntry::Table(table);
+                    }
+                }
+                None => {
+                    let locked = self.locked_pmd(pmd, va);
+                    if !locked.entry().is_none() && locked.entry().as_table(Level::Pmd).is_none() {
+                        return LockedEntry::Huge(locked);
+                    }
+                }
+            }
+            mm_sync::hint::spin_loop();
+        }
+    }
+
+    /// Locks the PTE table that covers `va`; `None` if there is none.
+    pub fn lock_table<'g>(
+        &'g self,
+        stay: TablesStay<'g>,
+        va: VirtAddr,
+    ) -> Option<LockedTable<'g, S>> {
+        self.lock_entry(stay, va).table()
+    }
+
+    /// Locks the PMD table that covers `va`, making what is missing above it.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory; tables made on the way stay and are used later.
+    pub fn ensure_pmd<'g>(
+        &'g self,
+        stay: TablesStay<'g>,
+        va: VirtAddr,
+    ) -> Result<LockedPmd<'g, S>, TableAllocError> {
+        loop {
+            match self.pmd_view(stay, va) {
+                Ok(view) => return Ok(self.locked_pmd(view, va)),
+                Err(level) => self.install_at(stay, va, level)?,
+            }
+        }
+    }
+
+    /// Locks the PTE table that covers `va`, making what is missing.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory; tables made on the way stay and are used later.
+    pub fn ensure_table<'g>(
+        &'g self,
+        stay: TablesStay<'g>,
+        va: VirtAddr,
+    ) -> Result<Ensured<'g, S>, TableAllocError> {
+        loop {
+            match self.lock_entry(stay, va) {
+                LockedEntry::Table(t) => return Ok(Ensured::Table(t)),
+                LockedEntry::Huge(p) => return Ok(Ensured::Huge(p)),
+                LockedEntry::Hole => match self.pmd_view(stay, va) {
+                    Ok(_) => self.install_at(stay, va, Level::Pmd)?,
+                    Err(level) => self.install_at(stay, va, level)?,
+                },
+            }
+        }
+    }
+
+    /// Puts a new table under the empty entry of `level` that covers `va`.
+    fn install_at<'g>(
+        &'g self,
+        _stay: TablesStay<'g>,
+        va: VirtAddr,
+        level: Level,
+    ) -> Result<(), TableAllocError> {
+        let child_level = S::Arch::below(level).ok_or(TableAllocError)?;
+        // Allocated without locks: it may wait, or fail.
+        let child = self.space.tables().alloc(child_level)?;
+        let mut frame = self.root;
+        let mut base = VirtAddr::new(0);
+        for l in S::Arch::LEVELS.iter().copied() {
+            // SAFETY: as in `pmd_view`.
+            let view: View<'g, S, Pinned> = unsafe { View::new(&self.space, frame, l, base) };
+            let index = view.index_of(va);
+            if l == level {
+                let guard = view.desc().lock().lock();
+                if view.get(index).is_none() {
+                    // Releasing: a reader that finds the entry finds an empty
+                    // table behind it (rule ACC-04).
+                    S::Arch::swap_upper(
+                        view.table(),
+                        index,
+                        <S::Arch as Arch>::Entry::table(child, level),
+                    );
+                    view.desc().count(1);
+                    return Ok(());
+                }
+                drop(guard);
+                break;
+            }
+            base = view.va_of(index);
+            match view.get(index).as_table(l) {
+                Some(next) => frame = next,
+                None => break,
+            }
+        }
+        // Somebody else was first.
+        // SAFETY: allocated above and never linked.
+        unsafe { self.space.tables().free(child) };
+        Ok(())
+    }
+
+    /// The stretch of `range` that starts at its first address and lies under
+    /// one entry. A hole extends to the end of the entry that is missing.
+    pub fn span(&self, stay: TablesStay<'_>, range: VirtRange) -> Span {
+        let va = range.start();
+        let (level, kind) = match self.pmd_view(stay, va) {
+            Err(level) => (level, SpanKind::Hole),
+            Ok(pmd) => {
+                let e = pmd.get(pmd.index_of(va));
+                let kind = if e.is_none() {
+                    SpanKind::Hole
+                } else if e.as_table(Level::Pmd).is_some() {
+                    SpanKind::Table
+                } else {
+                    SpanKind::Huge
+                };
+                (Level::Pmd, kind)
+            }
+        };
+        let size = 1u64 << S::Arch::shift(level);
+        let to_boundary = size - (va.get() & (size - 1));
+        let bytes = to_boundary.min(range.bytes());
+        Span { range: VirtRange::new(va, bytes).unwrap_or(range), kind }
+    }
+
+    /// The spans of `range`, in order.
+    pub fn spans<'g>(
+        &'g self,
+        stay: TablesStay<'g>,
+        range: VirtRange,
+    ) -> impl Iterator<Item = Span> + use<'g, S> {
+        let mut rest = Some(range);
+        core::iter::from_fn(move || {
+            let range = rest?;
+            let span = self.span(stay, range);
+            rest = range
+                .start()
+                .checked_add(span.range.bytes())
+                .and_then(|s| VirtRange::new(s, range.bytes() - span.range.bytes()).ok());
+            Some(span)
+        })
+    }
+}

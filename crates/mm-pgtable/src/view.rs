@@ -1,0 +1,133 @@
+//! A table seen by the right of [`Held`] or [`Pinned`](mm_arch::Pinned).
+
+use crate::{BatchLimit, Run, TableDesc, TableSpace};
+use core::marker::PhantomData;
+use mm_arch::{Arch, At, Entry, Level, Right, TableFrame, VirtAddr};
+
+/// A page table, readable by the right `R`, for as long as `'g`.
+///
+/// # Invariants
+///
+/// The table is not freed during `'g`, and `R` tells what excludes writers. Not
+/// `Send`: both kinds of right belong to a thread.
+pub struct View<'g, S: TableSpace, R: Right> {
+    table: &'g <S::Arch as Arch>::Table,
+    desc: &'g TableDesc<S::PtLock>,
+    frame: TableFrame,
+    level: Level,
+    base: VirtAddr,
+    _right: PhantomData<(R, *const ())>,
+}
+
+impl<S: TableSpace, R: Right> Clone for View<'_, S, R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<S: TableSpace, R: Right> Copy for View<'_, S, R> {}
+
+impl<'g, S: TableSpace, R: Right> View<'g, S, R> {
+    /// A view of the table in `frame`, whose first entry maps `base`.
+    ///
+    /// # Safety
+    ///
+    /// `frame` holds a table of `level`, it is not freed during `'g`, and the
+    /// caller has the right `R` during `'g`.
+    #[inline]
+    pub(crate) unsafe fn new(space: &S, frame: TableFrame, level: Level, base: VirtAddr) -> Self {
+        use crate::TableMemory;
+        // SAFETY: the pointers are valid until `free` (contract of
+        // `TableMemory`), which does not happen during `'g` (caller).
+        let (table, desc) =
+            unsafe { (space.tables().table(frame).as_ref(), space.tables().desc(frame).as_ref()) };
+        View { table, desc, frame, level, base, _right: PhantomData }
+    }
+    /// The entry at `index`.
+    #[inline(always)]
+    pub fn get(&self, index: usize) -> <S::Arch as Arch>::Entry {
+        let e = if self.level == Level::Pte {
+            S::Arch::read::<R>(self.table, index)
+        } else {
+            S::Arch::read_upper::<R>(self.table, index)
+        };
+        self.desc.live().used();
+        e
+    }
+    /// The most entries that a run starting at `index` may have in this table.
+    #[inline(always)]
+    pub fn limit(&self, index: usize) -> BatchLimit {
+        BatchLimit::new(S::Arch::nr_entries(self.level) - index)
+    }
+    /// The run that starts with `head`, the value read at `index`
+    /// (see [`Arch::scan`]).
+    #[inline(always)]
+    pub fn run<const MODE: u8>(
+        &self,
+        index: usize,
+        head: <S::Arch as Arch>::Entry,
+        limit: BatchLimit,
+    ) -> Run<'g> {
+        // The limit may come from another index: clamp to this table.
+        let max = limit.get().min(S::Arch::nr_entries(self.level) - index);
+        let batch = S::Arch::scan::<R, MODE>(self.table, index, head, max);
+        self.desc.live().used();
+        Run::new(index, batch)
+    }
+    /// A run of one entry.
+    #[inline]
+    pub fn single(&self, index: usize) -> Run<'g> {
+        Run::new(
+            index,
+            mm_arch::Batch { nr: 1, any_writable: false, any_young: false, any_dirty: false },
+        )
+    }
+    /// Number of empty entries from `index` on, at most `limit`.
+    pub fn none_run(&self, index: usize, limit: BatchLimit) -> usize {
+        let max = limit.get().min(S::Arch::nr_entries(self.level) - index);
+        (index..index + max).take_while(|i| self.get(*i).is_none()).count()
+    }
+    /// Index of `va`'s entry.
+    #[inline(always)]
+    pub fn index_of(&self, va: VirtAddr) -> usize {
+        S::Arch::index(va, self.level)
+    }
+    /// Index and address of an entry, for operations of the format.
+    #[inline]
+    pub fn at(&self, index: usize) -> At {
+        At { va: self.va_of(index), index }
+    }
+    /// The address that the entry at `index` maps.
+    #[inline]
+    pub fn va_of(&self, index: usize) -> VirtAddr {
+        self.base.add_units(index as u64, S::Arch::shift(self.level))
+    }
+    /// The level of the entries.
+    #[inline]
+    pub fn level(&self) -> Level {
+        self.level
+    }
+    /// The frame of the table.
+    #[inline]
+    pub fn frame(&self) -> TableFrame {
+        self.frame
+    }
+    /// The descriptor.
+    #[inline]
+    pub fn desc(&self) -> &'g TableDesc<S::PtLock> {
+        self.desc
+    }
+    #[inline]
+    pub(crate) fn table(&self) -> &'g <S::Arch as Arch>::Table {
+        self.table
+    }
+}
+
+impl<S: TableSpace, R: Right> core::fmt::Debug for View<'_, S, R> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("View")
+            .field("frame", &self.frame)
+            .field("level", &self.level)
+            .field("base", &self.base)
+            .finish()
+    }
+}
