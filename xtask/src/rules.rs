@@ -10,6 +10,9 @@
 //! Ranges and slashes stand for the ids in between. A cited rule that no page
 //! defines fails the task. `docs/src/rules/scope.md` lists the families and
 //! rules that are planned or out of scope, with the reason.
+//!
+//! The other way round, an ordering, fence or mutant site that a page in
+//! `docs/src/protocols` names (`` `gup.grab.mb` ``) must exist in the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -59,10 +62,13 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
 
     let mut cited: BTreeMap<String, Vec<Citation>> = BTreeMap::new();
     let mut bad = Vec::new();
+    let mut sites = BTreeSet::new();
     for p in &ws.packages {
         for file in files(&p.dir, "rs")? {
             let shown = file.strip_prefix(&ws.root).unwrap_or(&file).to_owned();
-            for (line, item, ids) in citations(&read(&file)?) {
+            let source = read(&file)?;
+            sites.extend(sites_in_code(&source));
+            for (line, item, ids) in citations(&source) {
                 for id in ids {
                     match id {
                         Ok(id) if defined.contains(&id) => {
@@ -75,6 +81,13 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
                     }
                 }
             }
+        }
+    }
+
+    for page in files(&ws.root.join("docs/src/protocols"), "md")? {
+        let shown = page.strip_prefix(&ws.root).unwrap_or(&page);
+        for site in sites_in_page(&read(&page)?).difference(&sites) {
+            bad.push(format!("{}: no site {site} in the code", shown.display()));
         }
     }
 
@@ -98,7 +111,7 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
     Ok(if bad.is_empty() {
         Outcome::Ok(line)
     } else {
-        Outcome::Failed(format!("{} citations of rules that do not exist", bad.len()))
+        Outcome::Failed(format!("{} citations of rules or sites that do not exist", bad.len()))
     })
 }
 
@@ -256,6 +269,30 @@ fn expand_part(part: &str) -> Option<Vec<String>> {
     ids.iter().all(|id| is_id(id)).then_some(ids)
 }
 
+/// The sites that a source file names: the literals in `ord!("…"`, `fence!("…"`,
+/// `fence_after_rmw!("…"` and `mutant!("…"`.
+fn sites_in_code(source: &str) -> BTreeSet<String> {
+    source
+        .split("!(")
+        .zip(source.split("!(").skip(1))
+        .filter(|(before, _)| {
+            ["ord", "fence", "fence_after_rmw", "mutant"].iter().any(|m| before.ends_with(m))
+        })
+        .filter_map(|(_, after)| after.trim_start().strip_prefix('"')?.split('"').next())
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The sites that a page names: words in back quotes of the form `a.b` or `a.b_c.d`.
+fn sites_in_page(page: &str) -> BTreeSet<String> {
+    let is_site = |s: &&str| {
+        s.contains('.')
+            && s.split('.')
+                .all(|w| !w.is_empty() && w.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+    };
+    page.split('`').skip(1).step_by(2).filter(is_site).map(str::to_owned).collect()
+}
+
 /// The rows of the table in scope.md: id or family, and the state with its reason.
 fn scope(page: &str) -> Vec<(String, String)> {
     page.lines()
@@ -326,6 +363,16 @@ mod tests {
         assert_eq!(c[0].0, 1);
         assert_eq!(c[1], (3, "keeps_dirty".to_owned(), ok(&["PTE-01", "PTE-02"])));
         assert_eq!(c[2], (7, String::new(), ok(&["PTE-03"])));
+    }
+
+    #[test]
+    fn sites_are_found_on_both_sides() {
+        let code = "a.load(ord!(\"word.read\", Acquire));\nfence!(\n    \"scan.rmb\",\n    Acquire\n);\n\
+                    if mutant!(\"gup.no_check\") { println!(\"no.site\"); }";
+        let names = |s: BTreeSet<String>| s.into_iter().collect::<Vec<_>>().join(" ");
+        assert_eq!(names(sites_in_code(code)), "gup.no_check scan.rmb word.read");
+        let page = "| G3 | `word.read` | see `mm_gup::fast` and `loom_*.rs`, `scan.rmb` |";
+        assert_eq!(names(sites_in_page(page)), "scan.rmb word.read");
     }
 
     #[test]

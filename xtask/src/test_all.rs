@@ -29,9 +29,10 @@ pub struct Options {
 type Step = fn(&Workspace) -> Result<Outcome, Error>;
 
 /// The steps in order: what fails fast comes first.
-const STEPS: [(&str, Step); 10] = [
+const STEPS: [(&str, Step); 11] = [
     ("fmt", fmt),
     ("rules", |ws| rules::run(ws, &rules::Options::quiet())),
+    ("deny", deny),
     ("clippy", clippy),
     ("tests", tests),
     ("alone", alone),
@@ -71,6 +72,16 @@ fn ok() -> Result<Outcome, Error> {
 
 fn fmt(ws: &Workspace) -> Result<Outcome, Error> {
     cmd::run(&mut ws.cargo(&["fmt", "--all", "--check"]))?;
+    ok()
+}
+
+/// Licences, sources and banned crates of the dependencies.
+fn deny(ws: &Workspace) -> Result<Outcome, Error> {
+    if !cmd::present("cargo-deny") {
+        return Ok(Outcome::Skipped("cargo-deny is not installed".into()));
+    }
+    // Advisories would need the network.
+    cmd::run(&mut ws.cargo(&["deny", "--offline", "check", "bans", "licenses", "sources"]))?;
     ok()
 }
 
