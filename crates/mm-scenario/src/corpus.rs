@@ -153,9 +153,8 @@ fn read_manifest(dir: &Path) -> Result<Vec<ManifestRow>, CorpusError> {
     let mut rows = Vec::new();
     for (line, row) in (1..).zip(text.lines()).skip(1) {
         let mut columns = row.splitn(5, '\t').map(str::to_owned);
-        let mut column = || {
-            columns.next().ok_or_else(|| CorpusError::Manifest { path: path.clone(), line })
-        };
+        let mut column =
+            || columns.next().ok_or_else(|| CorpusError::Manifest { path: path.clone(), line });
         rows.push(ManifestRow {
             name: column()?,
             stability: column()?,

@@ -417,6 +417,56 @@ impl Op {
         }
     }
 
+    /// The process that does the operation: the `p` of what it prints. `None` where there is no
+    /// or more than one.
+    #[must_use]
+    pub const fn proc(&self) -> Option<ProcId> {
+        match *self {
+            Self::Thp { .. }
+            | Self::Shmem { .. }
+            | Self::Swap { .. }
+            | Self::File { .. }
+            | Self::Ksmscan { .. }
+            | Self::Fsync { .. }
+            | Self::Drop { .. }
+            | Self::Truncate { .. }
+            | Self::Punch { .. }
+            | Self::Note { .. }
+            | Self::Observe { .. }
+            | Self::Fcontent { .. }
+            | Self::Stats => None,
+            Self::Fork { parent: proc, .. }
+            | Self::Exit { proc }
+            | Self::Mmap { proc, .. }
+            | Self::Munmap { proc, .. }
+            | Self::Mprotect { proc, .. }
+            | Self::MremapMove { proc, .. }
+            | Self::MremapResize { proc, .. }
+            | Self::Madvise { proc, .. }
+            | Self::Mlock { proc, .. }
+            | Self::Munlock { proc, .. }
+            | Self::Read { proc, .. }
+            | Self::Write { proc, .. }
+            | Self::Fill { proc, .. }
+            | Self::Peek { proc, .. }
+            | Self::Poke { proc, .. }
+            | Self::Pvread { proc, .. }
+            | Self::Pvwrite { proc, .. }
+            | Self::Dread { proc, .. }
+            | Self::Dwrite { proc, .. }
+            | Self::Pin { proc, .. }
+            | Self::Unpin { proc, .. }
+            | Self::Pinread { proc, .. }
+            | Self::Pinwrite { proc, .. }
+            | Self::Uffd { proc, .. }
+            | Self::Faults { proc }
+            | Self::Content { proc, .. }
+            | Self::Expect { proc, .. }
+            | Self::Events { proc }
+            | Self::Vmas { proc, .. } => Some(proc),
+        }
+    }
+
     /// Whether the operation is one of policy and set-up. A run of these at the top of a file is
     /// done before the first process is made.
     #[must_use]

@@ -308,12 +308,12 @@ fn quote(word: &str) -> String {
 /// The words of a line after its operation.
 struct Words<'a> {
     op: &'static str,
-    words: std::vec::IntoIter<&'a str>,
+    words: std::slice::Iter<'a, &'a str>,
 }
 
 impl<'a> Words<'a> {
     fn next(&mut self, what: &'static str) -> Result<&'a str, Kind> {
-        self.words.next().ok_or(Kind::Missing { op: self.op, what })
+        self.words.next().copied().ok_or(Kind::Missing { op: self.op, what })
     }
 
     /// The next word, if there is one and `f` understands it.
@@ -385,9 +385,10 @@ impl<'a> Words<'a> {
         {
             return Err(Kind::NotWholePages { op: self.op, what, word: quote(word) });
         }
-        bytes.map(|bytes| bytes / PAGE_SIZE).filter(|pages| (min..=max).contains(pages)).ok_or_else(
-            || Kind::OutOfRange { op: self.op, what, word: quote(word), min, max },
-        )
+        bytes
+            .map(|bytes| bytes / PAGE_SIZE)
+            .filter(|pages| (min..=max).contains(pages))
+            .ok_or_else(|| Kind::OutOfRange { op: self.op, what, word: quote(word), min, max })
     }
 
     /// The V of a tag.
@@ -439,7 +440,7 @@ impl<'a> Words<'a> {
         mut take: impl FnMut(&Self, &str, Option<&str>) -> Result<bool, Kind>,
     ) -> Result<(), Kind> {
         let mut seen: Vec<&str> = Vec::new();
-        while let Some(word) = self.words.next() {
+        while let Some(&word) = self.words.next() {
             let (key, value) = match word.split_once('=') {
                 Some((key, value)) => (key, Some(value)),
                 None => (word, None),
@@ -529,7 +530,7 @@ impl Parser {
             .copied()
             .find(|&name| name == word)
             .ok_or_else(|| Kind::UnknownOp { word: quote(word) })?;
-        let mut words = Words { op, words: rest.to_vec().into_iter() };
+        let mut words = Words { op, words: rest.iter() };
         let parsed = self.op(&mut words)?;
         words.end()?;
         Ok(parsed)
@@ -585,9 +586,7 @@ impl Parser {
                 Op::Fill { proc, range, value, order: w.order() }
             }
             "peek" => Op::Peek { proc: self.proc(w)?, range: self.strided(w)? },
-            "poke" => {
-                Op::Poke { proc: self.proc(w)?, range: self.strided(w)?, value: w.value(1)? }
-            }
+            "poke" => Op::Poke { proc: self.proc(w)?, range: self.strided(w)?, value: w.value(1)? },
             "pvread" => Op::Pvread { proc: self.proc(w)?, range: self.strided(w)? },
             "pvwrite" => {
                 Op::Pvwrite { proc: self.proc(w)?, range: self.strided(w)?, value: w.value(1)? }
@@ -627,7 +626,7 @@ impl Parser {
             },
             "punch" => self.punch(w)?,
             "note" => {
-                let words: Vec<_> = w.words.by_ref().collect();
+                let words: Vec<_> = w.words.by_ref().copied().collect();
                 Op::Note { text: words.join(" ") }
             }
             "observe" => {
@@ -957,13 +956,12 @@ fn folio_size(w: &mut Words<'_>, min_order: u8) -> Result<FolioSize, Kind> {
     if word == "global" {
         return Ok(FolioSize::Global);
     }
-    (min_order..=PMD_ORDER)
-        .find(|&order| name(order) == word)
-        .map(FolioSize::Order)
-        .ok_or_else(|| {
+    (min_order..=PMD_ORDER).find(|&order| name(order) == word).map(FolioSize::Order).ok_or_else(
+        || {
             let sizes: Vec<_> = (min_order..=PMD_ORDER).map(name).collect();
             w.unknown("folio size", word, format!("global {}", sizes.join(" ")))
-        })
+        },
+    )
 }
 
 /// The policies of a size: `inherit` makes no sense at the top knob.

@@ -227,9 +227,9 @@ fn pragmas_give_the_derived_goldens() {
             pragmas += 1;
             let line = pragma.about_line.unwrap();
             let of_line = |text: &str| {
-                let text = text.lines().map(|json| {
-                    serde_json::from_str::<serde_json::Map<_, _>>(json).unwrap()
-                });
+                let text = text
+                    .lines()
+                    .map(|json| serde_json::from_str::<serde_json::Map<_, _>>(json).unwrap());
                 text.into_iter().find(|record| record["line"] == line).unwrap()
             };
             let mut record = of_line(entry.golden.as_ref().unwrap());

@@ -164,10 +164,7 @@ mod tests {
             (8, 0),
         ];
         let json = serde_json::to_string(&content_runs(words)).unwrap();
-        assert_eq!(
-            json,
-            r#"[[0,2,"1"],[2,2,"1@*"],[4,2,"2@9"],[6,1,"0"],[8,1,"0"]]"#
-        );
+        assert_eq!(json, r#"[[0,2,"1"],[2,2,"1@*"],[4,2,"2@9"],[6,1,"0"],[8,1,"0"]]"#);
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub use self::snapshot::{
 pub use self::stats::{GlobalCounter, SizeCounter, StatKey, Stats};
 
 use crate::op::{OP_NAMES, keywords};
-use crate::parse::Line;
+use crate::parse::{Line, Scenario};
 
 keywords! {
     /// A signal that answered a touch.
@@ -296,6 +296,21 @@ impl Record {
         Self { line: line.line_no, op: line.op.name(), body, differs_by_design: None }
     }
 
+    /// The kernel refused the operation at `line` with the errno of this name.
+    #[must_use]
+    pub fn refused(scenario: &Scenario, line: &Line, errno: &str) -> Self {
+        let p = line.op.proc().map(|proc| scenario.proc_name(proc).to_owned());
+        Self::new(line, Refusal { p, err: errno.to_owned() })
+    }
+
+    /// A touch of the operation at `line` was answered with a signal; see
+    /// [`Range::after`](crate::Range::after).
+    #[must_use]
+    pub fn signalled(scenario: &Scenario, line: &Line, sig: Signal, after: u64) -> Self {
+        let p = line.op.proc().map_or("", |proc| scenario.proc_name(proc)).to_owned();
+        Self::new(line, SignalAt { p, sig, after })
+    }
+
     /// The record as a line of JSON, without a newline.
     #[must_use]
     pub fn to_json(&self) -> String {
@@ -368,4 +383,59 @@ fn take<T: DeserializeOwned>(
 
 fn rest<T: DeserializeOwned>(map: Map<String, Value>) -> Result<T, RecordError> {
     Ok(serde_json::from_value(Value::Object(map))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_and_signals() {
+        let text = "file f memfd 1\nmmap p0 a 4 file:f r private\nwrite p0 a 1\nfsync f\nnote a b";
+        let scenario = Scenario::parse("t", text).unwrap();
+        let line = |k: usize| &scenario.ops[k];
+        assert_eq!(
+            Record::refused(&scenario, line(1), "ENOMEM").to_json(),
+            r#"{"line":2,"op":"mmap","p":"p0","err":"ENOMEM"}"#
+        );
+        assert_eq!(
+            Record::signalled(&scenario, line(2), Signal::Segv, 3).to_json(),
+            r#"{"line":3,"op":"write","p":"p0","sig":"SIGSEGV","after":3}"#
+        );
+        let refused = Record::refused(&scenario, line(3), "EIO");
+        assert_eq!(refused.to_json(), r#"{"line":4,"op":"fsync","err":"EIO"}"#);
+        assert_eq!(Record::from_json(&refused.to_json()).unwrap(), refused);
+        let note = Record::new(line(4), Note { text: "a b".into() });
+        assert_eq!(note.to_json(), r#"{"line":5,"op":"note","text":"a b"}"#);
+        assert_eq!(Record::from_json(&note.to_json()).unwrap(), note);
+    }
+
+    #[test]
+    fn vma_keys_stand_in_the_order_of_the_description() {
+        let json = r#"{"at":0,"n":1,"prot":"rw-p","Rss":1,"Shared_Clean":2,"Shared_Dirty":3,"Private_Clean":4,"Private_Dirty":5,"Anonymous":6,"KSM":7,"LazyFree":8,"AnonHugePages":9,"ShmemPmdMapped":10,"FilePmdMapped":11,"Swap":12,"Locked":13,"fl":"rd"}"#;
+        let vma: Vma = serde_json::from_str(json).unwrap();
+        assert_eq!(serde_json::to_string(&vma).unwrap(), json);
+        assert_eq!(serde_json::to_string(&Vma::default()).unwrap().matches(':').count(), 4);
+    }
+
+    #[test]
+    fn what_is_no_observation() {
+        for (json, what) in [
+            ("", "EOF"),
+            ("[]", "invalid type"),
+            (r#"{"op":"stats","d":{}}"#, "missing field `line`"),
+            (r#"{"line":1,"d":{}}"#, "missing field `op`"),
+            (r#"{"line":-1,"op":"stats","d":{}}"#, "invalid value"),
+            (r#"{"line":1,"op":"stat","d":{}}"#, "operation \"stat\" prints no such line"),
+            (r#"{"line":1,"op":"fork","d":{}}"#, "operation \"fork\" prints no such line"),
+            (r#"{"line":1,"op":"stats","d":{},"e":1}"#, "unknown field `e`"),
+            (r#"{"line":1,"op":"stats","d":{"pgfault":1}}"#, "unknown counter \"pgfault\""),
+            (r#"{"line":1,"op":"fcontent","file":"f","c":[[0,1,"x"]]}"#, "bad tag \"x\""),
+        ] {
+            let error = Record::from_json(json).unwrap_err().to_string();
+            assert!(error.contains(what), "{json}: {error}");
+        }
+        let error = Record::read_all("\n{}\n").unwrap_err().to_string();
+        assert!(error.starts_with("line 2: "), "{error}");
+    }
 }
