@@ -72,6 +72,13 @@ fn ok() -> Result<Outcome, Error> {
 
 fn fmt(ws: &Workspace) -> Result<Outcome, Error> {
     cmd::run(&mut ws.cargo(&["fmt", "--all", "--check"]))?;
+    // Not a member of the workspace.
+    cmd::run(&mut ws.cargo(&[
+        "fmt",
+        "--check",
+        "--manifest-path",
+        "xtask/nostd-proof/Cargo.toml",
+    ]))?;
     ok()
 }
 

@@ -9,21 +9,19 @@
 
 extern crate alloc;
 
+mod checks;
 mod runtime;
 
-use mm_arch as _;
+// Those that no check uses yet.
 use mm_fault as _;
 use mm_folio as _;
 use mm_gup as _;
 use mm_map as _;
-use mm_pgtable as _;
 use mm_rmap as _;
-use mm_sync as _;
 use mm_vma as _;
-use mm_x86 as _;
 
-/// The checks, in order; the index of the first that fails is the exit code.
-const CHECKS: [fn() -> bool; 1] = [allocates];
+/// The checks in order; the number of the first that fails is the exit code.
+const CHECKS: [fn() -> bool; 3] = [checks::allocates, checks::frees_by_epoch, checks::finds_a_run];
 
 /// The program. Called once by the entry point.
 fn run() -> i32 {
@@ -31,10 +29,4 @@ fn run() -> i32 {
         None => 0,
         Some(i) => i32::try_from(i + 1).unwrap_or(i32::MAX),
     }
-}
-
-/// alloc works on the allocator below.
-fn allocates() -> bool {
-    let v: alloc::vec::Vec<u64> = (0..100).collect();
-    v.iter().sum::<u64>() == 4950
 }
