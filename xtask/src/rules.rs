@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Ranges and slashes stand for the ids in between. A cited rule that no page
-//! defines fails the task. `docs/src/rules/scope.md` lists the families and
+//! defines fails the task, and so does one that any other comment mentions. `docs/src/rules/scope.md` lists the families and
 //! rules that are planned or out of scope, with the reason.
 //!
 //! The other way round, an ordering, fence or mutant site that a page in
@@ -58,6 +58,8 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
     if defined.is_empty() {
         return Ok(Outcome::Failed(format!("no rules in {}", dir.display())));
     }
+    let families: BTreeSet<&str> =
+        defined.iter().filter_map(|id| Some(id.rsplit_once('-')?.0)).collect();
     let scope = scope(&read(&dir.join("scope.md"))?);
 
     let mut cited: BTreeMap<String, Vec<Citation>> = BTreeMap::new();
@@ -68,6 +70,11 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
             let shown = file.strip_prefix(&ws.root).unwrap_or(&file).to_owned();
             let source = read(&file)?;
             sites.extend(sites_in_code(&source));
+            for (line, id) in mentions(&source, &families) {
+                if !defined.contains(&id) {
+                    bad.push(format!("{}:{line}: no rule {id}", shown.display()));
+                }
+            }
             for (line, item, ids) in citations(&source) {
                 for id in ids {
                     match id {
@@ -210,6 +217,22 @@ fn citations(source: &str) -> Vec<(usize, String, Vec<Cited>)> {
         }
         i += 1;
         found.push((start + 1, item_below(&lines[i..]), expand(&text)));
+    }
+    found
+}
+
+/// The ids of known families that comments mention, but for the lines that
+/// [`citations`] reads.
+fn mentions(source: &str, families: &BTreeSet<&str>) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (i, line) in source.lines().enumerate() {
+        let text = comment(line).filter(|c| !c.starts_with("Rules:")).unwrap_or_default();
+        for word in text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-')) {
+            let known = word.rsplit_once('-').is_some_and(|(f, _)| families.contains(f));
+            if known && is_id(word) {
+                found.push((i + 1, word.to_owned()));
+            }
+        }
     }
     found
 }
@@ -363,6 +386,15 @@ mod tests {
         assert_eq!(c[0].0, 1);
         assert_eq!(c[1], (3, "keeps_dirty".to_owned(), ok(&["PTE-01", "PTE-02"])));
         assert_eq!(c[2], (7, String::new(), ok(&["PTE-03"])));
+    }
+
+    #[test]
+    fn mentions_are_of_known_families() {
+        let families = BTreeSet::from(["PTE", "P-RACE"]);
+        let source =
+            "/// Inverted (PTE-08, X86-64), see P-RACE-03.\n// Rules: PTE-01.\nlet s = \"PTE-99\";";
+        let ids: Vec<String> = mentions(source, &families).into_iter().map(|(_, id)| id).collect();
+        assert_eq!(ids, ["PTE-08", "P-RACE-03"]);
     }
 
     #[test]
