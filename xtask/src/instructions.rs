@@ -127,7 +127,10 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
             "--example",
             example,
         ]);
-        cmd::run(c.args(["--features", &features]))?;
+        if !features.is_empty() {
+            c.args(["--features", &features]);
+        }
+        cmd::run(&mut c)?;
     }
 
     let mut bad = Vec::new();
@@ -138,7 +141,9 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
         let (per_unit, verdict) = e.judge(total);
         let word = match verdict {
             Verdict::Same => "ok",
+            Verdict::Better if o.bless => "written to the table",
             Verdict::Better => "ok, better than the table",
+            Verdict::Worse if o.bless => "written to the table",
             Verdict::Worse => "FAILED",
             Verdict::NotEntered => "FAILED: region never entered",
         };

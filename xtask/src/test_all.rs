@@ -154,11 +154,14 @@ fn examples(ws: &Workspace) -> Result<Outcome, Error> {
     for p in &ws.packages {
         for (name, features) in &p.examples {
             let features = features.join(",");
-            let args = ["--package", &p.name, "--example", name, "--features", &features];
+            let mut args = vec!["--package", &p.name, "--example", name];
+            if !features.is_empty() {
+                args.extend(["--features", &features]);
+            }
             n += 1;
-            let ran = cmd::run(ws.cargo(&["build", "--quiet"]).args(args)).and_then(|()| {
+            let ran = cmd::run(ws.cargo(&["build", "--quiet"]).args(&args)).and_then(|()| {
                 let mut c = ws.cargo(&["run", "--quiet"]);
-                c.args(args).stdout(Stdio::null());
+                c.args(&args).stdout(Stdio::null());
                 run_limited(&mut c, EXAMPLE_LIMIT)
             });
             if let Err(e) = ran {
