@@ -1,0 +1,325 @@
+//! Map counts of large folios, and which address spaces hold them.
+//!
+//! All of a large folio's counts change under one bit lock (rule FOLIO-31), so
+//! they are plain loads and stores: one locked operation takes the lock, a
+//! releasing store of the new counts word gives it back. Readers need no lock,
+//! except those that compare counts with each other.
+//!
+//! ```text
+//!   counts word (tail 1):  31 lock | 30 shared | 23 entirely mapped | 22..0 pages mapped by PTEs
+//! ```
+//!
+//! Two slots record which address spaces map the folio how often. A third one
+//! stays untracked and leaves `SHARED` set: it is never clear wrongly, and it
+//! heals when a slot explains all mappings again (rules FOLIO-33, FOLIO-34, FOLIO-37).
+//! Folios of order 1 have no room for slots; they count as shared as soon as
+//! they are mapped twice, and are never anonymous.
+
+use crate::record::{Record, halves, word};
+use crate::{Folio, FolioFlags, FolioSpace, MmId};
+use mm_sync::atomic::Ordering::Relaxed;
+use mm_sync::{hint, mutant, ord};
+
+const LOCK: u32 = 1 << 31;
+const SHARED: u32 = 1 << 30;
+/// Set while the folio has PMD mappings (rule FOLIO-16).
+const ENTIRELY_MAPPED: u32 = 0x80_0000;
+const PAGES_MASK: u32 = ENTIRELY_MAPPED - 1;
+
+/// The counts of a folio at one moment, under the counts lock if it is large.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Counts {
+    /// All mappings: one per PTE and one per PMD entry.
+    pub mapcount: u32,
+    /// PMD mappings.
+    pub entire: u32,
+    /// References.
+    pub refs: i32,
+    /// Whether more than one address space may map the folio, by the flag alone
+    /// (small: by the map count).
+    pub shared: bool,
+    /// References that the swap cache explains.
+    pub swapcache: u32,
+}
+
+/// Holds the counts lock of a large folio; stores what changed when dropped.
+///
+/// Innermost of all locks: nothing is taken inside (rule LOCK-02).
+pub(crate) struct LargeCounts<'m> {
+    tail1: &'m Record,
+    slots: Option<&'m Record>,
+    state: u32,
+    pub total: u32,
+    pub entire: u32,
+}
+
+/// What a removal did to the pages of a folio.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Unmapped {
+    /// Pages that are mapped no more.
+    pub pages: u32,
+    /// Whether others still are.
+    pub partially: bool,
+}
+
+impl<'m> LargeCounts<'m> {
+    fn lock(tail1: &'m Record, slots: Option<&'m Record>) -> Self {
+        let counts = &tail1.flags;
+        let mut state = counts.load(Relaxed);
+        while !mutant!("folio.counts.no_lock") {
+            // Acquire pairs with the Release of the store that unlocks.
+            if state & LOCK == 0
+                && counts
+                    .compare_exchange_weak(
+                        state,
+                        state | LOCK,
+                        ord!("folio.counts.lock", Acquire),
+                        Relaxed,
+                    )
+                    .is_ok()
+            {
+                break;
+            }
+            hint::spin_loop();
+            state = counts.load(Relaxed);
+        }
+        let [total, entire] = halves(tail1.words[0].load(Relaxed));
+        LargeCounts { tail1, slots, state, total, entire }
+    }
+
+    pub fn shared(&self) -> bool {
+        if self.slots.is_some() { self.state & SHARED != 0 } else { self.total > 1 }
+    }
+    pub fn entirely_mapped(&self) -> bool {
+        self.state & ENTIRELY_MAPPED != 0
+    }
+    pub fn pages_mapped(&self) -> u32 {
+        self.state & PAGES_MASK
+    }
+
+    /// Adds `n` mappings of `mm` (rules FOLIO-32, FOLIO-33).
+    pub fn add(&mut self, n: u32, mm: MmId) {
+        self.total += n;
+        let Some(slots) = self.slots else { return };
+        let mut ids = halves(slots.words[0].load(Relaxed));
+        let mut counts = halves(slots.words[1].load(Relaxed));
+        let slot = if let Some(own) = ids.iter().position(|&id| id == mm.get()) {
+            Some(own)
+        } else if let Some(free) = ids.iter().position(|&id| id == 0) {
+            ids[free] = mm.get();
+            // Slot 0 may be free while untracked mappings exist. With slot 1
+            // being claimed, slot 0 certainly has some.
+            if free == 1 || self.total != n {
+                self.state |= SHARED;
+            }
+            Some(free)
+        } else {
+            None
+        };
+        if let Some(slot) = slot {
+            counts[slot] += n;
+            slots.words[0].store(word(ids), Relaxed);
+            slots.words[1].store(word(counts), Relaxed);
+        }
+    }
+
+    /// Takes back `n` mappings of `mm` (rule FOLIO-34).
+    pub fn sub(&mut self, n: u32, mm: MmId) {
+        debug_assert!(self.total >= n, "{n} mappings removed of {}", self.total);
+        self.total = self.total.saturating_sub(n);
+        let Some(slots) = self.slots else { return };
+        let mut ids = halves(slots.words[0].load(Relaxed));
+        let mut counts = halves(slots.words[1].load(Relaxed));
+        if let Some(own) = ids.iter().position(|&id| id == mm.get()) {
+            // Clipped: `mm` may have added mappings while it had no slot.
+            counts[own] = counts[own].saturating_sub(n);
+            slots.words[1].store(word(counts), Relaxed);
+            if counts[own] > 0 {
+                return;
+            }
+            ids[own] = 0;
+            slots.words[0].store(word(ids), Relaxed);
+        }
+        if counts.contains(&self.total) {
+            self.state &= !SHARED;
+        }
+    }
+
+    /// One more PTE mapping of each page; the number that were unmapped before.
+    pub fn map_pages<'r>(&mut self, pages: impl Iterator<Item = &'r Record>) -> u32 {
+        let mut first = 0;
+        for page in pages {
+            let old = page.mapcount.load(Relaxed);
+            page.mapcount.store(old + 1, Relaxed);
+            first += u32::from(old == 0);
+        }
+        self.state += first;
+        // A PMD mapping has already counted every page (rule FOLIO-17).
+        if self.entirely_mapped() { 0 } else { first }
+    }
+    /// One PTE mapping less of each page (rules FOLIO-18, FOLIO-21).
+    pub fn unmap_pages<'r>(&mut self, pages: impl Iterator<Item = &'r Record>) -> Unmapped {
+        let mut last = 0;
+        for page in pages {
+            let old = page.mapcount.load(Relaxed);
+            debug_assert!(old > 0, "a page unmapped that was not mapped");
+            page.mapcount.store(old.saturating_sub(1), Relaxed);
+            last += u32::from(old == 1);
+        }
+        self.state -= last;
+        Unmapped {
+            pages: if self.entirely_mapped() { 0 } else { last },
+            partially: last > 0 && self.state & (ENTIRELY_MAPPED | PAGES_MASK) != 0,
+        }
+    }
+    /// One more PMD mapping; the number of pages that were unmapped before, if
+    /// this is the first.
+    pub fn map_entire(&mut self, nr_pages: u32) -> Option<u32> {
+        self.entire += 1;
+        if self.entire > 1 {
+            return None;
+        }
+        self.state |= ENTIRELY_MAPPED;
+        Some(nr_pages.saturating_sub(self.pages_mapped()))
+    }
+    /// One PMD mapping less; what that unmapped, if it was the last.
+    pub fn unmap_entire(&mut self, nr_pages: u32) -> Option<Unmapped> {
+        debug_assert!(self.entire > 0, "a PMD mapping removed of none");
+        self.entire = self.entire.saturating_sub(1);
+        if self.entire > 0 {
+            return None;
+        }
+        self.state &= !ENTIRELY_MAPPED;
+        let pages = nr_pages.saturating_sub(self.pages_mapped());
+        Some(Unmapped { pages, partially: pages > 0 && pages < nr_pages })
+    }
+}
+
+impl Drop for LargeCounts<'_> {
+    fn drop(&mut self) {
+        self.tail1.words[0].store(word([self.total, self.entire]), Relaxed);
+        // Release pairs with the Acquire of the next holder.
+        self.tail1.flags.store(self.state & !LOCK, ord!("folio.counts.unlock", Release));
+    }
+}
+
+impl<'m, F: FolioSpace> Folio<'m, F> {
+    /// Locks the counts of a large folio.
+    pub(crate) fn lock_counts(&self) -> LargeCounts<'m> {
+        debug_assert!(self.is_large());
+        let slots = (self.order() > 1).then(|| self.tail(2));
+        LargeCounts::lock(self.tail(1), slots)
+    }
+
+    fn large_totals(&self) -> [u32; 2] {
+        halves(self.tail(1).words[0].load(Relaxed))
+    }
+
+    /// All mappings of the folio: one per PTE, one per PMD entry (rule FOLIO-14).
+    #[inline]
+    pub fn mapcount(&self) -> u32 {
+        if self.is_large() {
+            self.large_totals()[0]
+        } else {
+            self.head_record().mapcount.load(Relaxed)
+        }
+    }
+    /// PMD mappings of the folio (rule FOLIO-15).
+    #[inline]
+    pub fn entire_mapcount(&self) -> u32 {
+        if self.is_large() { self.large_totals()[1] } else { 0 }
+    }
+    /// Whether anything maps the folio.
+    #[inline]
+    pub fn is_mapped(&self) -> bool {
+        self.mapcount() > 0
+    }
+    /// Pages mapped by PTEs, and whether PMD entries map the folio as well.
+    pub fn pages_mapped(&self) -> (u32, bool) {
+        if self.is_large() {
+            let state = self.tail(1).flags.load(Relaxed);
+            (state & PAGES_MASK, state & ENTIRELY_MAPPED != 0)
+        } else {
+            (u32::from(self.is_mapped()), false)
+        }
+    }
+    /// Whether more than one address space may map the folio (rule FOLIO-36).
+    /// `false` is certain for anonymous folios while mappings cannot be added.
+    #[inline]
+    pub fn maybe_mapped_shared(&self) -> bool {
+        let mapcount = self.mapcount();
+        if mapcount <= 1 || self.order() <= 1 {
+            return mapcount > 1;
+        }
+        self.tail(1).flags.load(Relaxed) & SHARED != 0
+    }
+    /// The two address-space slots and their map counts: what is tracked, for
+    /// audits and tests.
+    pub fn mm_slots(&self) -> [Option<(MmId, u32)>; 2] {
+        if self.order() <= 1 {
+            return [None; 2];
+        }
+        let slots = self.tail(2);
+        let (ids, counts) =
+            (halves(slots.words[0].load(Relaxed)), halves(slots.words[1].load(Relaxed)));
+        [0, 1].map(|i| MmId::new(ids[i]).map(|id| (id, counts[i])))
+    }
+    /// Whether the flag of a large folio says shared, whatever its map count.
+    pub fn shared_flag(&self) -> bool {
+        self.order() > 1 && self.tail(1).flags.load(Relaxed) & SHARED != 0
+    }
+
+    /// Whether the large fields are as at allocation (rule FOLIO-11).
+    pub(crate) fn large_idle(&self) -> bool {
+        !self.is_large()
+            || (self.large_totals() == [0; 2]
+                && self.tail(1).flags.load(Relaxed) == 0
+                && self.mm_slots() == [None; 2])
+    }
+
+    /// References that caches and private data explain, plus the mappings
+    /// (rule FOLIO-04). A hint unless the folio is locked and unmapped.
+    pub fn expected_refs(&self) -> u32 {
+        let flags = self.flags();
+        let cache = if self.is_anon() {
+            if flags.contains(FolioFlags::SWAPCACHE) { self.nr_pages() } else { 0 }
+        } else {
+            let cached = self.file().is_some() || flags.contains(FolioFlags::SWAPCACHE);
+            (if cached { self.nr_pages() } else { 0 })
+                + u32::from(flags.contains(FolioFlags::PRIVATE))
+        };
+        cache + self.mapcount()
+    }
+
+    /// Calls `f` with counts that may be compared with each other: of a large
+    /// folio under the counts lock, where no mapping can come or go. If the
+    /// references equal the mappings there, all references are mappings
+    /// (rule REUSE-07).
+    pub fn counts_locked<R>(&self, f: impl FnOnce(&Counts) -> R) -> R {
+        let refs = || {
+            // Acquire pairs with the Release of a put: what a former holder
+            // read or wrote comes before what the caller decides to do.
+            self.head_record().refs.load(ord!("folio.counts.refs", Acquire)) as i32
+        };
+        let early = if mutant!("folio.counts.refs_early") { Some(refs()) } else { None };
+        let swapcache = if self.has(FolioFlags::SWAPCACHE) { self.nr_pages() } else { 0 };
+        if !self.is_large() {
+            let mapcount = self.mapcount();
+            let refs = refs();
+            let shared = mapcount > 1;
+            return f(&Counts { mapcount, entire: 0, refs, shared, swapcache });
+        }
+        let held = self.lock_counts();
+        let counts = Counts {
+            mapcount: held.total,
+            entire: held.entire,
+            refs: early.unwrap_or_else(refs),
+            shared: held.shared(),
+            swapcache,
+        };
+        let r = f(&counts);
+        drop(held);
+        r
+    }
+}

@@ -1,0 +1,468 @@
+//! References and pins as values.
+
+use crate::record::Compound;
+use crate::{Folio, FolioSpace, MemMap};
+use core::fmt;
+use core::marker::PhantomData;
+use mm_arch::Pfn;
+use mm_sync::atomic::Ordering::{Acquire, Relaxed};
+use mm_sync::{fence_after_rmw, hint, mutant, ord};
+
+/// How many references one pin of a folio without a count of pins is worth
+/// (rule PIN-01).
+pub const PIN_BIAS: u32 = 1024;
+
+/// The most units one unchecked add may take: with less than a thousand
+/// threads in the same window the count cannot pass from its limit to zero.
+const FAST_UNITS: u32 = 1 << 21;
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Get {}
+    impl Sealed for super::Pin {}
+}
+
+/// What kind of hold a [`FolioRef`] is.
+pub trait RefKind: sealed::Sealed + Send + Sync + 'static {
+    /// Whether the holder accesses the *content* and must be seen by those who
+    /// would share, move or discard it.
+    const PINS: bool;
+}
+
+/// A plain reference: the record stays, the content may be shared or moved on.
+#[derive(Clone, Copy, Debug)]
+pub enum Get {}
+/// A pin: the content stays where it is and stays that of the mapping.
+#[derive(Clone, Copy, Debug)]
+pub enum Pin {}
+
+impl RefKind for Get {
+    const PINS: bool = false;
+}
+impl RefKind for Pin {
+    const PINS: bool = true;
+}
+
+/// Why a stable folio could not be grabbed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum GrabError {
+    /// The count of references is at its limit, or the folio is being freed.
+    /// Nothing was changed (rules PIN-04, PIN-11).
+    #[error("folio {head} holds {refs} references: {wanted} more do not fit")]
+    Count {
+        /// The folio.
+        head: Pfn,
+        /// Its references, as a signed number.
+        refs: i32,
+        /// How many references or pins were asked for.
+        wanted: u32,
+    },
+}
+
+/// Consecutive pages of one folio, each of them held once: the raw form of a
+/// [`FolioRef`], for lists of results. Given back with [`MemMap::put_run`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FolioRun {
+    /// Head of the folio.
+    pub head: Pfn,
+    /// Index in the folio of the first page.
+    pub first: u32,
+    /// Number of pages.
+    pub nr: u32,
+}
+
+impl FolioRun {
+    /// `nr` pages from index `first` of the folio at `head`.
+    #[inline]
+    pub const fn new(head: Pfn, first: u32, nr: u32) -> Self {
+        FolioRun { head, first, nr }
+    }
+    /// The frames of the pages.
+    #[inline]
+    pub fn pages(&self) -> impl ExactSizeIterator<Item = Pfn> + use<> {
+        let first = self.head.add(u64::from(self.first));
+        (0..self.nr).map(move |i| first.add(u64::from(i)))
+    }
+}
+
+/// Owns `n` references, or pins, of a folio; gives them back when dropped.
+#[must_use = "the references are given back when this is dropped"]
+pub struct FolioRef<'m, F: FolioSpace, K: RefKind> {
+    folio: Folio<'m, F>,
+    n: u32,
+    _kind: PhantomData<K>,
+}
+
+impl<'m, F: FolioSpace, K: RefKind> FolioRef<'m, F, K> {
+    #[inline]
+    pub(crate) fn from_counted(folio: Folio<'m, F>, n: u32) -> Self {
+        FolioRef { folio, n, _kind: PhantomData }
+    }
+    /// The folio.
+    #[inline]
+    pub fn folio(&self) -> Folio<'m, F> {
+        self.folio
+    }
+    /// How many references or pins this owns.
+    #[inline]
+    pub fn n(&self) -> u32 {
+        self.n
+    }
+    /// Takes `by` more, in one step.
+    ///
+    /// # Errors
+    ///
+    /// If they do not fit; what is owned is unchanged (rule MM-028).
+    #[inline]
+    pub fn grow(&mut self, by: u32) -> Result<(), GrabError> {
+        self.folio.add_stable::<K>(by)?;
+        self.n += by;
+        Ok(())
+    }
+    /// Takes over what `other` owns.
+    ///
+    /// # Errors
+    ///
+    /// Gives `other` back if it is of another folio.
+    pub fn merge(&mut self, other: Self) -> Result<(), Self> {
+        if other.folio != self.folio {
+            return Err(other);
+        }
+        self.n += other.n;
+        core::mem::forget(other);
+        Ok(())
+    }
+    /// Parts with `n` of them; `None` if this owns fewer.
+    pub fn split_off(&mut self, n: u32) -> Option<Self> {
+        self.n = self.n.checked_sub(n)?;
+        Some(FolioRef::from_counted(self.folio, n))
+    }
+    /// The raw form: the pages from index `first` on, which are not given back
+    /// by dropping anything.
+    #[inline]
+    pub fn into_run(self, first: u32) -> FolioRun {
+        let run = FolioRun { head: self.folio.head(), first, nr: self.n };
+        core::mem::forget(self);
+        run
+    }
+    /// Hands the references over to what the caller has entered elsewhere: one
+    /// per mapping, one per page of a cache (rule FOLIO-01).
+    #[inline]
+    pub fn hand_over(self) -> Folio<'m, F> {
+        let folio = self.folio;
+        core::mem::forget(self);
+        folio
+    }
+}
+
+impl<F: FolioSpace, K: RefKind> Drop for FolioRef<'_, F, K> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.n > 0 {
+            self.folio.map.put_counted::<K>(self.folio.head, self.n);
+        }
+    }
+}
+
+impl<F: FolioSpace, K: RefKind> fmt::Debug for FolioRef<'_, F, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if K::PINS { "pins" } else { "references" };
+        write!(f, "{} {kind} of {:?}", self.n, self.folio)
+    }
+}
+
+impl<F: FolioSpace> MemMap<F> {
+    /// Adds `units` unless the count is zero, or they do not fit.
+    #[inline]
+    fn add_unless_zero(&self, head: usize, units: u32) -> bool {
+        let refs = &self.record(head).refs;
+        if mutant!("folio.get.not_unless_zero") {
+            refs.fetch_add(units, Acquire);
+            return true;
+        }
+        let mut seen = refs.load(Relaxed);
+        loop {
+            let fits = (seen as i32) > 0 && (seen as i32).checked_add_unsigned(units).is_some();
+            if !fits {
+                return false;
+            }
+            // Acquire pairs with the Release that published the folio in its
+            // present shape: alloc, unfreeze.
+            match refs.compare_exchange_weak(
+                seen,
+                seen + units,
+                ord!("folio.get", Acquire),
+                Relaxed,
+            ) {
+                Ok(_) => return true,
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Takes `n` references or pins of the folio of `pfn`, which may be freed,
+    /// split or reused at any time. `None` if it is not there any more, or its
+    /// count is at the limit.
+    ///
+    /// A full barrier stands behind the grab: whoever clears an entry and then,
+    /// behind a barrier of its own, looks at the counts either sees this grab or
+    /// is seen by the caller's second look at the entry (rule RMAP-19).
+    ///
+    /// Pins of the zero page succeed without counting anything (rule PIN-03).
+    #[inline]
+    pub fn try_grab<K: RefKind>(&self, pfn: Pfn, n: u32) -> Option<FolioRef<'_, F, K>> {
+        debug_assert!(n > 0);
+        if !self.contains(pfn) {
+            return None;
+        }
+        let page = self.index(pfn);
+        let mut seen = self.record(page).compound();
+        let folio = loop {
+            if K::PINS && seen.is_zero_page() {
+                return Some(FolioRef::from_counted(Folio { map: self, head: page }, n));
+            }
+            let head = page - seen.distance();
+            // A small folio gets all units of a pin at once. What a large one
+            // needs is known when it is stable.
+            let units = if K::PINS && seen.is_small() { n.checked_mul(PIN_BIAS)? } else { n };
+            if !self.add_unless_zero(head, units) {
+                return None;
+            }
+            // The page may have left that folio in between (rule PIN-06). With
+            // a reference on it, it cannot leave any more.
+            let now = self.record(page).compound();
+            if now == seen || mutant!("folio.no_head_recheck") {
+                break Folio { map: self, head };
+            }
+            self.put_units(head, units);
+            hint::spin_loop();
+            seen = self.record(page).compound();
+        };
+        if K::PINS {
+            if !seen.is_small() && !self.pin_stable(folio, n) {
+                return None;
+            }
+            self.stats.foll_pin_acquired.add(u64::from(n));
+            fence_after_rmw!("gup.pin.mb");
+        } else {
+            fence_after_rmw!("gup.get.mb");
+        }
+        Some(FolioRef::from_counted(folio, n))
+    }
+
+    /// A reference for the deferred-split scan, unless the folio is dying.
+    pub(crate) fn grab_queued(&self, head: usize) -> bool {
+        self.add_unless_zero(head, 1)
+    }
+
+    /// Turns `n` fresh references of a large folio into pins; drops them and
+    /// returns `false` if that does not fit.
+    #[inline]
+    fn pin_stable(&self, folio: Folio<'_, F>, n: u32) -> bool {
+        if folio.has_pincount() {
+            folio.pins_word().fetch_add(u64::from(n), Relaxed);
+            return true;
+        }
+        let more = n.checked_mul(PIN_BIAS - 1);
+        if more.is_some_and(|more| self.add_unless_zero(folio.head, more)) {
+            return true;
+        }
+        self.put_units(folio.head, n);
+        false
+    }
+
+    #[inline]
+    fn put_counted<K: RefKind>(&self, head: usize, n: u32) {
+        let folio = Folio { map: self, head };
+        let mut units = n;
+        if K::PINS {
+            if folio.is_zero_page() {
+                return;
+            }
+            self.stats.foll_pin_released.add(u64::from(n));
+            if folio.has_pincount() {
+                if mutant!("folio.unpin.late") {
+                    self.put_units(head, n);
+                    self.record(head).content.used();
+                    folio.pins_word().fetch_sub(u64::from(n), Relaxed);
+                    return;
+                }
+                // Before the references: a count of pins never outlives the
+                // folio (rule PIN-09). Release: our accesses to the pages come
+                // before a sharer's that saw no pin.
+                folio.pins_word().fetch_sub(u64::from(n), ord!("folio.unpin", Release));
+            } else {
+                units = n.wrapping_mul(PIN_BIAS);
+            }
+        }
+        self.put_units(head, units);
+    }
+
+    /// Gives back one reference or pin per page of `run`, in one step.
+    #[inline]
+    pub fn put_run<K: RefKind>(&self, run: FolioRun) {
+        if run.nr > 0 {
+            self.put_counted::<K>(self.index(run.head), run.nr);
+        }
+    }
+}
+
+impl<'m, F: FolioSpace> Folio<'m, F> {
+    #[inline]
+    pub(crate) fn pins_word(&self) -> &'m mm_sync::atomic::AtomicU64 {
+        &self.tail(1).words[1]
+    }
+    #[inline]
+    pub(crate) fn has_pincount(&self) -> bool {
+        self.order() >= self.map.pincount_min_order
+    }
+
+    /// Adds `n` references or pins to a folio that is stable.
+    #[inline]
+    fn add_stable<K: RefKind>(&self, n: u32) -> Result<(), GrabError> {
+        if K::PINS && self.is_zero_page() {
+            return Ok(());
+        }
+        let refs = &self.head_record().refs;
+        let counted = self.has_pincount();
+        let error =
+            |refs: u32| GrabError::Count { head: self.head(), refs: refs as i32, wanted: n };
+        let units = if K::PINS && !counted {
+            n.checked_mul(PIN_BIAS).ok_or_else(|| error(refs.load(Relaxed)))?
+        } else {
+            n
+        };
+        let fits = |c: u32| (c as i32) > 0 && (c as i32).checked_add_unsigned(units).is_some();
+        if units > FAST_UNITS {
+            if !self.map.add_unless_zero(self.head, units) {
+                return Err(error(refs.load(Relaxed)));
+            }
+        } else {
+            let seen = refs.load(Relaxed);
+            if !fits(seen) {
+                return Err(error(seen));
+            }
+            let old = refs.fetch_add(units, Relaxed);
+            if !fits(old) {
+                // Others came in between; the excess was never ours to use.
+                refs.fetch_sub(units, Relaxed);
+                return Err(error(old));
+            }
+        }
+        if K::PINS {
+            if counted {
+                self.pins_word().fetch_add(u64::from(n), Relaxed);
+            }
+            self.map.stats.foll_pin_acquired.add(u64::from(n));
+        }
+        Ok(())
+    }
+
+    /// Takes `n` references or pins of this folio, which the caller knows to be
+    /// stable (rule PIN-04).
+    ///
+    /// # Errors
+    ///
+    /// If the count is not positive or would pass its limit; nothing is changed.
+    #[inline]
+    pub fn grab<K: RefKind>(&self, n: u32) -> Result<FolioRef<'m, F, K>, GrabError> {
+        debug_assert!(n > 0);
+        self.add_stable::<K>(n)?;
+        if K::PINS {
+            fence_after_rmw!("gup.pin.mb");
+        }
+        Ok(FolioRef::from_counted(*self, n))
+    }
+
+    /// The count of references, signed as the limit checks see it.
+    #[inline]
+    pub fn refcount(&self) -> i32 {
+        self.head_record().refs.load(Relaxed) as i32
+    }
+    /// The count of pins of a folio that has one; else 0.
+    #[inline]
+    pub fn pincount(&self) -> u32 {
+        if self.has_pincount() { self.pins_word().load(Relaxed) as u32 } else { 0 }
+    }
+    /// Whether a page of the folio may be pinned: exact for a folio with a
+    /// count of pins; for others also true with 1024 plain references or
+    /// more (rules FOLIO-26, PIN-10, MM-012). Be conservative on `true`.
+    ///
+    /// Who decides on it executes a full barrier first.
+    #[inline]
+    pub fn maybe_dma_pinned(&self) -> bool {
+        // Acquire pairs with the Release of giving a pin back: the pinner's
+        // accesses to the pages are over.
+        if self.has_pincount() {
+            self.pins_word().load(ord!("folio.pinned", Acquire)) > 0
+        } else {
+            // Unsigned: a count that overflowed reads as pinned.
+            self.head_record().refs.load(ord!("folio.pinned", Acquire)) >= PIN_BIAS
+        }
+    }
+
+    /// If exactly `n` references exist, takes all of them: nobody can get a new
+    /// one until [`unfreeze`](Self::unfreeze) (rule FOLIO-07).
+    #[must_use]
+    pub fn freeze(&self, n: u32) -> bool {
+        debug_assert!(n > 0);
+        // Acquire pairs with the Release of every put: what former holders did
+        // to the folio comes before what we do to it.
+        self.head_record()
+            .refs
+            .compare_exchange(n, 0, ord!("folio.freeze", Acquire), Relaxed)
+            .is_ok()
+    }
+    /// Ends a freeze with `n` references, all of them the caller's to assign.
+    pub fn unfreeze(&self, n: u32) {
+        debug_assert!(n > 0 && self.refcount() == 0);
+        // Release pairs with the Acquire of a grab: records first, count last.
+        self.head_record().refs.store(n, ord!("folio.unfreeze", Release));
+    }
+
+    /// Rewrites the records of this frozen, unmapped folio as folios of order
+    /// `order`, all of them still frozen. The caller unfreezes each of them,
+    /// this one last (rule FOLIO-55).
+    ///
+    /// The new folios inherit flags, tree or file, and their part of the linear
+    /// index; stale exclusive marks of pages that become heads are dropped (rules
+    /// FOLIO-54, EXCL-05).
+    ///
+    /// # Panics
+    ///
+    /// If the folio is not frozen, is mapped, or `order` is not smaller.
+    pub fn split_frozen(&self, order: u32) {
+        let (old, head) = (self.order(), self.head_record());
+        assert!(order < old, "order {old} does not split to {order}");
+        assert!(self.refcount() == 0 && self.mapcount() == 0, "a split needs all references");
+        self.unqueue_deferred();
+        let flags = self.flags() & crate::FolioFlags::INHERITED;
+        let mapping = head.words[0].load(Relaxed);
+        let index = head.words[1].load(Relaxed);
+        if self.is_anon() {
+            self.map.stats.order[old as usize].nr_anon.sub(1);
+            if order > 0 {
+                self.map.stats.order[order as usize].nr_anon.add(1 << (old - order));
+            }
+        }
+        let per = 1usize << order;
+        // From the end: tail 1 holds counts that `self` is read by.
+        for i in (0..1usize << old).rev() {
+            let rec = self.tail(i);
+            rec.clear();
+            if i % per == 0 {
+                rec.words[0].store(mapping, Relaxed);
+                rec.words[1].store(index + i as u64, Relaxed);
+                // Visible before the page stops being a tail: the unfreeze
+                // that lets anybody in releases both.
+                rec.flags.store(flags.bits(), Relaxed);
+                rec.compound.store(Compound::head(order).0, Relaxed);
+                if i > 0 {
+                    self.map.clear_exclusive(self.map.pfn(self.head + i), 1);
+                }
+            } else {
+                rec.compound.store(Compound::tail((i % per) as u32).0, Relaxed);
+            }
+        }
+    }
+}

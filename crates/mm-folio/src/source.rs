@@ -1,0 +1,50 @@
+//! What the memory map asks of its user.
+
+use crate::FolioFlags;
+use mm_arch::Pfn;
+
+/// There is no memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("out of memory")]
+pub struct AllocError;
+
+/// Where bare frames come from.
+pub trait FolioSource: Sync {
+    /// A naturally aligned run of `1 << order` frames, of any content.
+    ///
+    /// What [`free`](Self::free) did with the run before happens before this
+    /// returns it (a lock inside, or a releasing and an acquiring operation).
+    ///
+    /// # Errors
+    ///
+    /// If there is none. Any call may fail.
+    fn alloc(&self, order: u32) -> Result<Pfn, AllocError>;
+    /// Takes a run back. Called by whoever drops the last reference, possibly
+    /// under table locks: it must not sleep or take them.
+    fn free(&self, head: Pfn, order: u32);
+    /// The last reference of a folio is gone, its records still stand: whoever
+    /// has it on a list (`LRU` is set then) takes it off (rule FOLIO-08).
+    fn unlist(&self, head: Pfn, order: u32, flags: FolioFlags) {
+        let _ = (head, order, flags);
+    }
+}
+
+/// Access to the content of frames.
+pub trait FrameBytes: Sync {
+    /// Fills `nr_pages` frames from `pfn` on with zeros.
+    fn zero(&self, pfn: Pfn, nr_pages: u64);
+    /// Copies a frame. Others may write to `src` meanwhile.
+    fn copy(&self, dst: Pfn, src: Pfn);
+    /// Reads the 64-bit word at byte `offset` of a frame, a multiple of 8.
+    fn load(&self, pfn: Pfn, offset: usize) -> u64;
+    /// Writes the 64-bit word at byte `offset` of a frame, a multiple of 8.
+    fn store(&self, pfn: Pfn, offset: usize, value: u64);
+}
+
+/// The types a memory map is built from.
+pub trait FolioSpace: Sized + Send + Sync + 'static {
+    /// Where frames come from.
+    type Source: FolioSource;
+    /// The lock of the deferred-split queue.
+    type FolioLock: mm_sync::RawLock;
+}
