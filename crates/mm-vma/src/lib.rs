@@ -1,2 +1,65 @@
-//! VMAs, address spaces and the traits a kernel implements.
+//! VMAs, address spaces, and the traits a kernel implements.
+//!
+//! # The problem
+//!
+//! The algorithms above this crate (GUP, faults, fork, unmapping) need three
+//! things from a kernel: which mappings exist and what they allow, a lock that
+//! keeps that stable, and services (memory, frames, flushes, events). This
+//! crate is where those meet: [`Mm`] is one address space, [`Platform`] is the
+//! kernel, and a guard of the mmap lock is the proof that page tables stay.
+//!
+//! ```text
+//!   Platform = TableSpace (tables, epochs, TLBs) + FolioSpace (memory map) + bytes, events
+//!       │
+//!      Mm ── mmap lock ── VmaStore ── Vma, Vma, …
+//!       ├─ PageTables        (split locks; lockless walkers)
+//!       ├─ MmCounters        (RSS by kind)
+//!       └─ write-protect sequence, has-pinned flag, MM id
+//! ```
+//!
+//! # Protocol
+//!
+//! * Faults and GUP hold the read side, everything that changes VMAs the write
+//!   side. Page tables are freed only under the write side, after the VMAs
+//!   left the reverse-map trees, so either side is a
+//!   [`TablesStay`] proof: see [`MmRead::stay`].
+//! * An address space that ever pinned says so *before* its first pin attempt
+//!   and for ever ([`Mm::set_has_pinned`], rule PIN-12): fork looks at pin
+//!   counts only then.
+//! * Fork makes the write-protect sequence odd for its whole copy (rule FORK-03).
+//!
+//! # Not here
+//!
+//! Files, shared memory and swap devices; they join with their own traits.
+//!
+//! # Example
+//!
+//! ```
+//! use mm_arch::{VirtAddr, VirtRange};
+//! use mm_vma::{Vma, VmaFlags, VmaStore};
+//!
+//! let mut store = VmaStore::new(12);
+//! let range = VirtRange::new(VirtAddr::new(0x1000), 0x4000).unwrap();
+//! store.insert(Vma::anonymous(range, VmaFlags::READ | VmaFlags::WRITE, 12)).unwrap();
+//! store.split_at(VirtAddr::new(0x3000)).unwrap();
+//! assert_eq!(store.iter().count(), 2);
+//! assert!(store.find(VirtAddr::new(0x5000)).is_none());
+//! ```
 #![no_std]
+
+extern crate alloc;
+
+mod counters;
+mod flags;
+mod mm;
+mod platform;
+mod store;
+mod vma;
+
+pub use counters::{MmCounters, RssKind};
+pub use flags::VmaFlags;
+pub use mm::{Mm, MmError, MmRead, MmWrite};
+pub use mm_pgtable::TablesStay;
+pub use platform::{Event, Interrupt, Observer, Platform};
+pub use store::{StoreError, VmaStore};
+pub use vma::Vma;

@@ -1,0 +1,103 @@
+//! The traits a kernel implements, bundled.
+
+use mm_arch::Pfn;
+use mm_folio::{FolioSpace, FrameBytes, MemMap, MmIds};
+use mm_pgtable::TableSpace;
+use mm_sync::RawRwLock;
+
+/// What happened, for counting. No algorithm depends on it being seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// Page-table entries read by a scan or a loop over pages.
+    EntriesRead,
+    /// Grabs: calls that took references or pins.
+    Grabs,
+    /// Atomic read-modify-writes on folio records.
+    Atomics,
+    /// Page-table locks taken.
+    Locks,
+    /// Descents from the root.
+    Walks,
+    /// Pages written to an output while a page-table lock was held.
+    FillsUnderLock,
+    /// Faults taken on behalf of GUP.
+    GupFaults,
+    /// Write faults that reused the page in place (rule FAULT-11).
+    PagesReused,
+    /// Anonymous folios allocated by a fault; the number is the order.
+    AnonFaultAlloc,
+    /// Orders that a fault could not allocate; the number is the order.
+    AnonFaultFallback,
+    /// PMD leaves split into entries.
+    PmdSplit,
+}
+
+/// Hears of events. `()` hears nothing and costs nothing.
+///
+/// # Example
+///
+/// ```
+/// use mm_vma::{Event, Observer};
+/// #[derive(Default)]
+/// struct Walks(mm_sync::stat::Counter);
+/// impl Observer for Walks {
+///     fn event(&self, event: Event, nr: u64) {
+///         if event == Event::Walks {
+///             self.0.add(nr);
+///         }
+///     }
+/// }
+/// let w = Walks::default();
+/// w.event(Event::Walks, 2);
+/// assert_eq!(w.0.get(), 2);
+/// ```
+pub trait Observer: Send + Sync {
+    /// `nr` events, or an event about the number `nr`.
+    fn event(&self, event: Event, nr: u64);
+}
+
+impl Observer for () {
+    #[inline(always)]
+    fn event(&self, _: Event, _: u64) {}
+}
+
+/// Whether the current task should give up. `()` never does.
+pub trait Interrupt: Send + Sync {
+    /// A fatal signal is pending.
+    fn is_fatal_signal_pending(&self) -> bool;
+}
+
+impl Interrupt for () {
+    #[inline(always)]
+    fn is_fatal_signal_pending(&self) -> bool {
+        false
+    }
+}
+
+/// A kernel, as the algorithms see it: a cheap handle to everything that all
+/// address spaces of a machine share.
+pub trait Platform: TableSpace + FolioSpace {
+    /// The lock over a VMA store.
+    type MmapLock: RawRwLock;
+    /// Access to the bytes of frames.
+    type Bytes: FrameBytes;
+    /// Who hears of events.
+    type Observer: Observer;
+    /// Who knows about signals.
+    type Interrupt: Interrupt;
+
+    /// The memory map.
+    fn memmap(&self) -> &MemMap<Self>;
+    /// The bytes of frames.
+    fn bytes(&self) -> &Self::Bytes;
+    /// Who hears of events.
+    fn observer(&self) -> &Self::Observer;
+    /// Who knows about signals.
+    fn interrupt(&self) -> &Self::Interrupt;
+    /// Ids of address spaces.
+    fn mm_ids(&self) -> &MmIds<Self::PtLock>;
+    /// The shared zero page.
+    fn zero_page(&self) -> Pfn;
+    /// Head of the shared huge zero folio, if the machine has one.
+    fn huge_zero(&self) -> Option<Pfn>;
+}

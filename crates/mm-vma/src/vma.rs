@@ -1,0 +1,189 @@
+//! One mapping.
+
+use crate::VmaFlags;
+use mm_arch::{Protection, Rights, VirtAddr, VirtRange, WriteKind};
+use mm_folio::AnonId;
+use mm_sync::atomic::{AtomicU32, Ordering};
+
+/// A mapping: a range of pages with equal rights.
+///
+/// # Invariants
+///
+/// The range is page-aligned. `anon` goes from none to one id under the mmap
+/// lock's read side (the first anonymous fault), and changes otherwise only
+/// under the write side.
+#[derive(Debug)]
+pub struct Vma {
+    range: VirtRange,
+    flags: VmaFlags,
+    // Linear index of the first page (rule RMAP-28).
+    pgoff: u64,
+    page_shift: u32,
+    // AnonId + 1, 0 for none.
+    anon: AtomicU32,
+}
+
+impl Clone for Vma {
+    fn clone(&self) -> Self {
+        Vma {
+            range: self.range,
+            flags: self.flags,
+            pgoff: self.pgoff,
+            page_shift: self.page_shift,
+            anon: AtomicU32::new(self.anon.load(Ordering::Relaxed)),
+        }
+    }
+}
+
+impl Vma {
+    /// A private anonymous mapping; `flags` without the `MAY` flags grants all
+    /// of them.
+    pub fn anonymous(range: VirtRange, flags: VmaFlags, page_shift: u32) -> Self {
+        Vma {
+            range,
+            flags: flags | VmaFlags::MAY_PRIVATE,
+            pgoff: range.start().get() >> page_shift,
+            page_shift,
+            anon: AtomicU32::new(0),
+        }
+    }
+    /// The addresses.
+    #[inline]
+    pub fn range(&self) -> VirtRange {
+        self.range
+    }
+    /// First address.
+    #[inline]
+    pub fn start(&self) -> VirtAddr {
+        self.range.start()
+    }
+    /// Number of pages.
+    #[inline]
+    pub fn nr_pages(&self) -> u64 {
+        self.range.nr(self.page_shift)
+    }
+    /// The flags.
+    #[inline]
+    pub fn flags(&self) -> VmaFlags {
+        self.flags
+    }
+    /// Replaces the flags.
+    pub fn set_flags(&mut self, flags: VmaFlags) {
+        self.flags = flags;
+    }
+    /// Linear index of the first page.
+    #[inline]
+    pub fn pgoff(&self) -> u64 {
+        self.pgoff
+    }
+    /// Linear index of the page at `va`, which lies inside.
+    #[inline]
+    pub fn linear_index(&self, va: VirtAddr) -> u64 {
+        self.pgoff + (va.bytes_from(self.start()) >> self.page_shift)
+    }
+    /// Where the page with linear index `index` is mapped, if it is inside.
+    pub fn address_of(&self, index: u64) -> Option<VirtAddr> {
+        let nr = index.checked_sub(self.pgoff)?;
+        (nr < self.nr_pages()).then(|| self.start().add_units(nr, self.page_shift))
+    }
+    /// The part of `n` pages from linear index `index` on that lies inside:
+    /// address of its first page, and number of pages (rule RMAP-28).
+    pub fn overlap(&self, index: u64, n: u64) -> Option<(VirtAddr, u64)> {
+        let first = index.max(self.pgoff);
+        let end = index.saturating_add(n).min(self.pgoff.saturating_add(self.nr_pages()));
+        (first < end).then(|| (self.start().add_units(first - self.pgoff, self.page_shift), end - first))
+    }
+    /// Private and possibly writable: stores copy (rule "COW mapping").
+    #[inline]
+    pub fn is_cow(&self) -> bool {
+        self.flags & (VmaFlags::SHARED | VmaFlags::MAYWRITE) == VmaFlags::MAYWRITE
+    }
+    /// Not backed by a file.
+    #[inline]
+    pub fn is_anonymous(&self) -> bool {
+        true
+    }
+    /// Any access at all is allowed.
+    #[inline]
+    pub fn is_accessible(&self) -> bool {
+        self.flags.intersects(VmaFlags::ACCESS)
+    }
+    /// The protection that entries of this mapping start with. Private writable
+    /// mappings start read-only (rule PTE-11).
+    pub fn protection(&self) -> Protection {
+        let mut rights = Rights::empty();
+        rights.set(Rights::READ, self.flags.intersects(VmaFlags::READ | VmaFlags::WRITE));
+        rights.set(Rights::WRITE, self.flags.contains(VmaFlags::WRITE));
+        rights.set(Rights::EXEC, self.flags.contains(VmaFlags::EXEC));
+        Protection {
+            rights,
+            writable_at_once: self.flags.contains(VmaFlags::SHARED | VmaFlags::WRITE),
+            pkey: 0,
+        }
+    }
+    /// Which kind of store a writable entry of this mapping allows.
+    #[inline]
+    pub fn write_kind(&self) -> WriteKind {
+        if self.flags.contains(VmaFlags::SHADOW_STACK) {
+            WriteKind::ShadowStack
+        } else {
+            WriteKind::Normal
+        }
+    }
+    /// Whether soft-dirty tracking wants a fault for each first store: the
+    /// format tracks, and the mapping does not start dirty (rule PTE-14).
+    #[inline]
+    pub fn tracks_soft_dirty(&self, format_has_it: bool) -> bool {
+        format_has_it && !self.flags.contains(VmaFlags::SOFTDIRTY)
+    }
+    /// The reverse-map tree that new anonymous folios of this mapping belong to.
+    #[inline]
+    pub fn anon(&self) -> Option<AnonId> {
+        match self.anon.load(Ordering::Acquire) {
+            0 => None,
+            n => Some(AnonId::new(n - 1)),
+        }
+    }
+    /// Sets the tree. Release: who finds the id finds the tree set up.
+    #[inline]
+    pub fn set_anon(&self, anon: Option<AnonId>) {
+        self.anon.store(anon.map_or(0, |a| a.get() + 1), Ordering::Release);
+    }
+    /// The same mapping elsewhere: the linear index stays (a move keeps the
+    /// identity of its pages).
+    #[must_use]
+    pub fn moved_to(&self, range: VirtRange, pgoff: u64) -> Self {
+        Vma { range, pgoff, ..self.clone() }
+    }
+    /// Cuts the mapping at `va`, strictly inside: the upper part.
+    pub(crate) fn split_off(&mut self, va: VirtAddr) -> Option<Self> {
+        if !self.range.contains(va) || va == self.start() {
+            return None;
+        }
+        let lower = va.bytes_from(self.start());
+        let upper = Vma {
+            range: VirtRange::new(va, self.range.bytes() - lower).ok()?,
+            pgoff: self.linear_index(va),
+            ..self.clone()
+        };
+        self.range = VirtRange::new(self.start(), lower).ok()?;
+        Some(upper)
+    }
+    /// Whether `next` continues this mapping: adjacent, same rights, same
+    /// linear indexes. The trees are the caller's business.
+    pub fn continues_into(&self, next: &Vma) -> bool {
+        self.start().checked_add(self.range.bytes()) == Some(next.start())
+            && self.flags == next.flags
+            && self.pgoff + self.nr_pages() == next.pgoff
+    }
+    pub(crate) fn absorb(&mut self, next: &Vma) {
+        self.range = self.range.hull(next.range);
+        if self.anon().is_none() {
+            self.set_anon(next.anon());
+        }
+    }
+    /// Makes the mapping end after `bytes`, or grow to that.
+    pub(crate) fn set_range(&mut self, range: VirtRange) {
+        self.range = range;
+    }
+}
