@@ -8,7 +8,7 @@ impl<S: TableSpace> PageTables<S> {
     ///
     /// The entry counts say which those are; nothing is scanned to find a table
     /// empty. `range` need not be aligned to tables: a table with a live entry
-    /// outside of it is not empty.
+    /// outside of it is not empty. Nor is one that still keeps deposited tables.
     ///
     /// # Safety
     ///
@@ -52,7 +52,7 @@ impl<S: TableSpace> PageTables<S> {
                 gather.park_table(child, span);
             }
         }
-        view.desc().entries() == 0
+        view.desc().entries() == 0 && view.desc().first_deposit().is_none()
     }
 
     /// Number of tables of this space, the root and deposited ones included.

@@ -52,8 +52,10 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
     ///
     /// # Panics
     ///
-    /// If that leaves the table; in debug builds if an entry is not empty.
+    /// If that leaves the table; in debug builds if an entry is not empty, or
+    /// `e` is.
     pub fn fill(&mut self, index: usize, n: usize, e: E<S>) {
+        debug_assert!(!e.is_none(), "nothing to fill with");
         debug_assert!(
             (index..index + n).all(|i| self.view.get(i).is_none()),
             "fill over entries that are not empty"
@@ -87,6 +89,9 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         owed: &mut Flush<'_, S::Tlb>,
         mut each: impl FnMut(usize, E<S>),
     ) {
+        if n == 0 {
+            return;
+        }
         let (mut gone, mut cached) = (0, false);
         S::Arch::take::<L, S::Tlb>(
             self.view.table(),
@@ -117,13 +122,16 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
     }
     /// Write-protects `n` present entries, keeping dirty (rule ACC-11).
     pub fn wrprotect(&mut self, index: usize, n: usize, owed: &mut Flush<'_, S::Tlb>) {
+        if n == 0 {
+            return;
+        }
         S::Arch::wrprotect(self.view.table(), self.view.at(index), n, &self.tables.tlb());
         self.owe(true, index, n, owed);
     }
     /// Clears young in `n` present entries; whether any was. Never flushes: a
     /// stale accessed bit can only mis-age a page (rule REF-13).
     pub fn clear_young(&mut self, index: usize, n: usize) -> bool {
-        S::Arch::clear_young(self.view.table(), self.view.at(index), n, &self.tables.tlb())
+        n > 0 && S::Arch::clear_young(self.view.table(), self.view.at(index), n, &self.tables.tlb())
     }
     /// Makes a present entry more permissive: adds accessed, dirty and write of
     /// `e`. Whether anything changed. Needs no flush (rule WREUSE-15).
@@ -136,7 +144,7 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
     ///
     /// The run was scanned with `WRITE | SOFT_DIRTY` respected, so that only
     /// young and dirty are smeared. Between take and write-back hardware and
-    /// lockless readers see empty entries.
+    /// lockless readers see empty entries. An empty answer leaves the run empty.
     pub fn modify(
         &mut self,
         run: Run<'_>,
@@ -145,14 +153,14 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
     ) {
         let mut scratch = self.tables.tlb().obligation();
         let mut old = self.take_merged(run, &mut scratch);
-        // The flush is owed only if the *change* needs one.
-        scratch.already_done();
         if mm_sync::mutant!("pgtable.modify.lose_dirty") {
             old = old.mkclean();
         }
         let new = change(old);
-        S::Arch::fill(self.view.table(), run.first(), run.nr(), new);
-        self.view.desc().count(if new.is_none() { 0 } else { run.nr() as i32 });
+        // The flush is owed only if the *change* needs one. A change that
+        // panicked leaves the run empty, and `scratch` flushes it.
+        scratch.already_done();
+        self.restore(run.first(), run.nr(), new);
         self.owe(old.needs_flush(new, Level::Pte), run.first(), run.nr(), owed);
     }
     /// Takes a run; the first entry with young and dirty of all merged in.
@@ -168,7 +176,13 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         });
         merge(first, young, dirty)
     }
+    /// Writes `e, e+1, …` over entries that were taken under this lock.
     pub(crate) fn restore(&mut self, index: usize, n: usize, e: E<S>) {
+        // The empty entry has no successors: frame by frame it would become
+        // something else.
+        if e.is_none() {
+            return;
+        }
         S::Arch::fill(self.view.table(), index, n, e);
         self.view.desc().count(n as i32);
     }

@@ -35,7 +35,9 @@ impl BatchLimit {
 ///
 /// # Invariants
 ///
-/// `first + nr` does not exceed the table; built only by a table view.
+/// `first + nr` does not exceed the table; built only by a table view. What it
+/// says of the entries holds while the lock (or guard) lasts under which it was
+/// scanned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Run<'v> {
@@ -92,7 +94,8 @@ impl Run<'_> {
     /// The first `n` entries of the run (at least one).
     #[inline]
     pub fn prefix(mut self, n: usize) -> Self {
-        let n = NonZeroU32::new(n as u32).unwrap_or(NonZeroU32::MIN);
+        let n = u32::try_from(n).unwrap_or(u32::MAX);
+        let n = NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN);
         self.nr = self.nr.min(n);
         self
     }

@@ -32,7 +32,7 @@ impl TablesStay<'_> {
 /// # Invariants
 ///
 /// Every table reachable from the root came from `S::Tables` and is freed only
-/// after it was unlinked, flushed and retired.
+/// after it was unlinked, flushed and retired. Leaves stand at PMD level or below.
 #[derive(Debug)]
 pub struct PageTables<S: TableSpace> {
     space: S,
@@ -180,7 +180,11 @@ impl<S: TableSpace> PageTables<S> {
         let pinned: View<'g, S, Pinned> =
             unsafe { View::new(&self.space, frame, Level::Pte, pmd.va_of(index)) };
         let guard = pinned.desc().lock().lock();
-        if pmd.get(index).as_table(Level::Pmd) != Some(frame) {
+        // Without the second look, entries go into a table that was unlinked
+        // while this thread waited, and are lost.
+        if pmd.get(index).as_table(Level::Pmd) != Some(frame)
+            && !mm_sync::mutant!("table.lock.no_recheck")
+        {
             return None;
         }
         // SAFETY: same table; its lock is held by `guard`.
@@ -282,7 +286,8 @@ impl<S: TableSpace> PageTables<S> {
             let index = view.index_of(va);
             if l == level {
                 let guard = view.desc().lock().lock();
-                if view.get(index).is_none() {
+                let there = view.get(index);
+                if there.is_none() || mm_sync::mutant!("table.install.no_check") {
                     // Releasing: a reader that finds the entry finds an empty
                     // table behind it (rule ACC-04).
                     S::Arch::swap_upper(
@@ -294,6 +299,13 @@ impl<S: TableSpace> PageTables<S> {
                     return Ok(());
                 }
                 drop(guard);
+                // A leaf above PMD level, or a bad entry: never made by this
+                // crate, and retrying would not end.
+                if level != Level::Pmd && there.as_table(level).is_none() {
+                    // SAFETY: allocated above and never linked.
+                    unsafe { self.space.tables().free(child) };
+                    return Err(TableAllocError);
+                }
                 break;
             }
             base = view.va_of(index);

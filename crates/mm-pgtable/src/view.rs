@@ -1,15 +1,16 @@
-//! A table seen by the right of [`Held`] or [`Pinned`](mm_arch::Pinned).
+//! A table seen by the right of [`Held`](mm_arch::Held) or [`Pinned`].
 
 use crate::{BatchLimit, Run, TableDesc, TableSpace};
 use core::marker::PhantomData;
-use mm_arch::{Arch, At, Entry, Level, Right, TableFrame, VirtAddr};
+use mm_arch::{Arch, At, Entry, Level, Pinned, Right, TableFrame, VirtAddr};
 
 /// A page table, readable by the right `R`, for as long as `'g`.
 ///
 /// # Invariants
 ///
 /// The table is not freed during `'g`, and `R` tells what excludes writers. Not
-/// `Send`: both kinds of right belong to a thread.
+/// `Send`: both kinds of right belong to a thread. A view by lock is not `Copy`,
+/// so that it cannot outlive the lock it was lent by.
 pub struct View<'g, S: TableSpace, R: Right> {
     table: &'g <S::Arch as Arch>::Table,
     desc: &'g TableDesc<S::PtLock>,
@@ -19,12 +20,12 @@ pub struct View<'g, S: TableSpace, R: Right> {
     _right: PhantomData<(R, *const ())>,
 }
 
-impl<S: TableSpace, R: Right> Clone for View<'_, S, R> {
+impl<S: TableSpace> Clone for View<'_, S, Pinned> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<S: TableSpace, R: Right> Copy for View<'_, S, R> {}
+impl<S: TableSpace> Copy for View<'_, S, Pinned> {}
 
 impl<'g, S: TableSpace, R: Right> View<'g, S, R> {
     /// A view of the table in `frame`, whose first entry maps `base`.
