@@ -210,6 +210,7 @@ pub fn scan<E: ContEntry, R: Right, const MODE: u8>(
     let head_cell = E::from_raw(word::load::<Held>(&cells[i]));
     // The copy the caller holds may have lost the mark; take it from memory,
     // but only a block that is still the head's.
+    let folded = head_cell.is_cont();
     let mut nr = if key(head_cell).with_cont(false) == key(head).with_cont(false) {
         hint(i, head_cell, cont)
     } else {
@@ -218,7 +219,10 @@ pub fn scan<E: ContEntry, R: Right, const MODE: u8>(
     while nr < max {
         let e: E = read::<E, R>(cells, i + nr, cont);
         let want = head.advance(nr as u64, PTE);
-        if e.with_cont(false).normalise::<MODE>() != want.with_cont(false).normalise::<MODE>() {
+        // The mark is compared like any other bit (CONT-17).
+        if e.is_cont() != folded
+            || e.with_cont(false).normalise::<MODE>() != want.with_cont(false).normalise::<MODE>()
+        {
             break;
         }
         batch.any_writable |= e.is_writable(PTE);
