@@ -3,7 +3,8 @@
 //! They are real formats with their own encodings and run the same algorithms as
 //! the formats of hardware; only their tables are small enough for a model
 //! checker. [`ModelWord`] and [`ModelCont`] keep one word per entry, [`ModelPair`]
-//! two 32-bit words that are never read or written together.
+//! two 32-bit words that are never read or written together. [`laws`] holds what
+//! every format, these and those of hardware, must do.
 
 use crate::cont::{self, ContEntry};
 use crate::{
@@ -13,6 +14,8 @@ use crate::{
 };
 use mm_sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use mm_sync::{fence, hint, mutant, ord};
+
+pub mod laws;
 
 const P: u64 = 1 << 0;
 const W: u64 = 1 << 1;
@@ -188,7 +191,7 @@ impl Entry for ModelEntry {
     }
     #[inline]
     fn mkinvalid(self, _: Level) -> Self {
-        self.without(P)
+        self.without(P | NONE_PROT)
     }
     #[inline]
     fn modify(self, prot: ModelProt, _: Level) -> Self {
