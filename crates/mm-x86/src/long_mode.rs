@@ -309,7 +309,7 @@ impl<const SHSTK: bool> Entry for LongEntry<SHSTK> {
 
     #[inline]
     fn type_offset(self, level: Level) -> Option<TypeOffset> {
-        (!self.is_none() && !self.is_present(level) && nonpresent::is_swap_form(self.0))
+        (!self.is_present(level) && nonpresent::is_swap_form(self.0))
             .then(|| nonpresent::decode(self.0))
     }
     #[inline]

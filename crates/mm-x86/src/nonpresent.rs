@@ -24,10 +24,11 @@ const _: () = assert!(PFN_BITS + 2 <= OFFSET_BITS);
 
 const FLAGS: u64 = SWAP_EXCLUSIVE | SWAP_UFFD_WP | SWAP_SOFT_DIRTY;
 
-/// Whether a non-empty raw value has the form above.
+/// Whether a raw value has the form above. The one type and offset that
+/// [`encode`] refuses do not: flags alone mean nothing.
 #[inline(always)]
 pub(crate) const fn is_swap_form(raw: u64) -> bool {
-    raw & (PRESENT | PROT_NONE | PAGE_SIZE) == 0
+    raw & (PRESENT | PROT_NONE | PAGE_SIZE) == 0 && raw >> OFFSET_SHIFT != 0
 }
 
 #[inline]
