@@ -141,13 +141,13 @@ impl Vma {
     pub fn anon(&self) -> Option<AnonId> {
         match self.anon.load(Ordering::Acquire) {
             0 => None,
-            n => Some(AnonId::new(n - 1)),
+            n => Some(AnonId(n - 1)),
         }
     }
     /// Sets the tree. Release: who finds the id finds the tree set up.
     #[inline]
     pub fn set_anon(&self, anon: Option<AnonId>) {
-        self.anon.store(anon.map_or(0, |a| a.get() + 1), Ordering::Release);
+        self.anon.store(anon.map_or(0, |a| a.0 + 1), Ordering::Release);
     }
     /// The same mapping elsewhere: the linear index stays (a move keeps the
     /// identity of its pages).
