@@ -19,7 +19,6 @@ macro_rules! on_all_formats {
     ($($(#[$meta:meta])* fn $name:ident<$A:ident>() $body:block)*) => {$(
         $(#[$meta])*
         mod $name {
-            #[expect(unused_imports, reason = "not every body uses everything")]
             use super::*;
             fn body<$A: mm_arch::Arch<Entry = mm_arch::model::ModelEntry>>() $body
             #[test]
