@@ -55,6 +55,7 @@ mod mm;
 mod platform;
 mod store;
 mod vma;
+mod writable;
 
 pub use counters::{MmCounters, RssKind};
 pub use flags::VmaFlags;
@@ -63,3 +64,4 @@ pub use mm_pgtable::TablesStay;
 pub use platform::{Event, Interrupt, Observer, Platform};
 pub use store::{StoreError, VmaStore};
 pub use vma::Vma;
+pub use writable::can_change_writable;

@@ -91,7 +91,8 @@ impl Vma {
     pub fn overlap(&self, index: u64, n: u64) -> Option<(VirtAddr, u64)> {
         let first = index.max(self.pgoff);
         let end = index.saturating_add(n).min(self.pgoff.saturating_add(self.nr_pages()));
-        (first < end).then(|| (self.start().add_units(first - self.pgoff, self.page_shift), end - first))
+        (first < end)
+            .then(|| (self.start().add_units(first - self.pgoff, self.page_shift), end - first))
     }
     /// Private and possibly writable: stores copy (rule "COW mapping").
     #[inline]
