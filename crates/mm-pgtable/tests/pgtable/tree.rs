@@ -1,9 +1,5 @@
 //! Tables in a tree: made, found, locked, walked and freed.
-#![cfg(not(loom))]
-
-mod common;
-
-use common::{Deep, N, audit, leaf, page, pages, stay, table, tree};
+use crate::common::{Deep, N, audit, leaf, page, pages, stay, table, tree};
 use mm_arch::{Arch, Entry, FlushScope, Level, Pfn, Protection, SpaceId, Tlb, VirtAddr, VirtRange};
 use mm_pgtable::slab::{Slab, slab_space};
 use mm_pgtable::{
@@ -18,14 +14,14 @@ fn huge<A: Arch>(pfn: u64) -> A::Entry {
 }
 
 /// Makes the PMD entry of `va` that huge leaf.
-fn map_huge<A: Arch>(tables: &common::Tables<A>, va: VirtAddr, pfn: u64) {
+fn map_huge<A: Arch>(tables: &crate::common::Tables<A>, va: VirtAddr, pfn: u64) {
     let mut owed = tables.tlb().obligation();
     let old = tables.ensure_pmd(stay(), va).expect("memory").swap(huge::<A>(pfn), &mut owed);
     assert!(old.is_none());
     assert!(owed.is_none(), "nothing was cached");
 }
 
-crate::on_all_formats! {
+on_all_formats! {
     #[doc = "Rules: ACC-04."]
     fn a_missing_table_is_made_once_and_found_again<A>() {
         let (space, tables) = tree::<A>(3);

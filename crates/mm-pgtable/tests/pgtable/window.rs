@@ -1,9 +1,5 @@
 //! The window function and the limits of runs.
-#![cfg(not(loom))]
-
-mod common;
-
-use common::{Deep, page, stay, table, tree};
+use crate::common::{Deep, page, stay, table, tree};
 use mm_arch::model::{ModelCont, ModelPair, ModelWord};
 use mm_arch::{Arch, VirtAddr, VirtRange, respect};
 use mm_pgtable::{Block, Window, WindowRequest};
@@ -162,7 +158,7 @@ fn folio_across_two_tables<A: Arch<Entry = mm_arch::model::ModelEntry>>() {
     let (_space, tables) = tree::<A>(4);
     // Sixteen pages from slot 508 on; behind the folio more frames of the next
     // folio, which continue it.
-    let head = common::leaf::<A>(0x1000);
+    let head = crate::common::leaf::<A>(0x1000);
     table(&tables, page::<A>(508)).fill(508, 4, head);
     let next = head.with_frames(4);
     table(&tables, page::<A>(512)).fill(0, 20, next);
@@ -225,8 +221,8 @@ proptest! {
     /// Rules: INV-10, BATCH-01, BATCH-05.
     #[test]
     fn runs_stay_inside_table_and_limit(
-        slots in prop::collection::vec(0u8..6, common::N),
-        index in 0usize..common::N,
+        slots in prop::collection::vec(0u8..6, crate::common::N),
+        index in 0usize..crate::common::N,
         most in 0usize..40,
     ) {
         fn on<A: Arch<Entry = mm_arch::model::ModelEntry>>(slots: &[u8], index: usize, most: usize) {
@@ -236,7 +232,7 @@ proptest! {
             for (i, s) in slots.iter().enumerate() {
                 if *s > 0 {
                     // Mostly the frame that continues the run.
-                    let e = common::leaf::<A>(0x1000 + i as u64 + u64::from(*s / 5));
+                    let e = crate::common::leaf::<A>(0x1000 + i as u64 + u64::from(*s / 5));
                     t.fill(i, 1, e);
                 }
             }
@@ -246,7 +242,7 @@ proptest! {
             }
             let limit = t.limit(index).at_most(most);
             let run = t.run::<{ respect::WRITE }>(index, head, limit);
-            assert!(run.nr() <= limit.get() && index + run.nr() <= common::N);
+            assert!(run.nr() <= limit.get() && index + run.nr() <= crate::common::N);
             for k in 0..run.nr() {
                 assert_eq!(t.get(index + k).pfn(Level::Pte).get(), head.pfn(Level::Pte).get() + k as u64);
             }
@@ -256,8 +252,8 @@ proptest! {
                 assert!(e.is_none() || e.pfn(Level::Pte) != head.pfn(Level::Pte).add(run.nr() as u64));
             }
         }
-        on::<ModelWord<{ common::N }>>(&slots, index, most);
-        on::<ModelCont<{ common::N }, 4>>(&slots, index, most);
-        on::<ModelPair<{ common::N }>>(&slots, index, most);
+        on::<ModelWord<{ crate::common::N }>>(&slots, index, most);
+        on::<ModelCont<{ crate::common::N }, 4>>(&slots, index, most);
+        on::<ModelPair<{ crate::common::N }>>(&slots, index, most);
     }
 }

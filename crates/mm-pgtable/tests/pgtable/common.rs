@@ -1,6 +1,5 @@
 //! What the tests share: every body runs on all three model formats, and on a
 //! deep one where the number of levels matters.
-#![expect(dead_code, reason = "each test binary uses its own part")]
 
 use mm_arch::model::{ModelEntry, ModelProt, ModelWord};
 use mm_arch::{
@@ -14,7 +13,6 @@ use mm_pgtable::{LockedTable, PageTables, TablesStay};
 pub const N: usize = 16;
 
 /// Runs one generic body as a test on one-word, contiguous and two-word formats.
-#[macro_export]
 macro_rules! on_all_formats {
     ($($(#[$meta:meta])* fn $name:ident<$A:ident>() $body:block)*) => {$(
         $(#[$meta])*

@@ -1,0 +1,9 @@
+//! Tests of page tables in memory, on all model formats.
+#![cfg(not(loom))]
+
+#[macro_use]
+mod common;
+mod batched;
+mod entries;
+mod tree;
+mod window;
