@@ -54,6 +54,15 @@ impl<'g, S: TableSpace, R: Right> View<'g, S, R> {
         self.desc.live().used();
         e
     }
+    /// The entry at `index` of a PTE table: as [`get`](Self::get), without
+    /// asking for the level.
+    #[inline(always)]
+    pub fn pte(&self, index: usize) -> <S::Arch as Arch>::Entry {
+        debug_assert_eq!(self.level, Level::Pte);
+        let e = S::Arch::read::<R>(self.table, index);
+        self.desc.live().used();
+        e
+    }
     /// The most entries that a run starting at `index` may have in this table.
     #[inline(always)]
     pub fn limit(&self, index: usize) -> BatchLimit {

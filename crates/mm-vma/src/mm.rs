@@ -46,7 +46,6 @@ impl From<AllocError> for MmError {
 /// * Page tables are freed only by a holder of the mmap lock's write side.
 /// * The id is not reused before the last mapping of this space is gone
 ///   (known race: a new owner of the id would look like the old one).
-#[derive(Debug)]
 pub struct Mm<P: Platform> {
     tables: PageTables<P>,
     vmas: RwLock<P::MmapLock, VmaStore>,
@@ -146,6 +145,15 @@ impl<P: Platform> Mm<P> {
     /// Whether `range` lies in user space.
     pub fn is_user_range(&self, range: VirtRange) -> bool {
         range.last() < VirtAddr::new(<P::Arch as Arch>::USER_END)
+    }
+}
+
+impl<P: Platform> fmt::Debug for Mm<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mm")
+            .field("id", &self.id)
+            .field("counters", &self.counters)
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,0 +1,235 @@
+//! The lockless walk: page tables and the memory map, nothing else.
+//!
+//! See the crate documentation for the order of steps and why it is sound, and
+//! `docs/protocols/gup-fast` for the races and their models.
+
+use crate::policy::{Batched, Batching, PerPage};
+use crate::unshare::unshared_pages;
+use crate::{FastPolicy, GupFlags, Sink};
+use mm_arch::{AccessKind, Arch, Entry, Level, Pinned, VirtAddr, respect};
+use mm_folio::{FolioFlags, FolioRun, FolioSpace, MemMap, RefKind};
+use mm_pgtable::{PageTables, Slot, Step, TableSpace, View};
+use mm_sync::{Quiescence, SeqCount, mutant};
+use mm_vma::{Event, Observer};
+
+/// What the walk works on: an address space and the memory map.
+pub struct Walk<'a, S: TableSpace + FolioSpace, O: Observer> {
+    /// The page tables.
+    pub tables: &'a PageTables<S>,
+    /// The memory map.
+    pub map: &'a MemMap<S>,
+    /// Odd while fork copies the space.
+    pub write_protect_seq: &'a SeqCount,
+    /// Who hears of events.
+    pub observer: &'a O,
+}
+
+impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
+    /// Takes up to `nr` pages from `va` on, as long as each can be taken without
+    /// a lock or a fault. The result is a prefix of the range (rule GUPF-07).
+    ///
+    /// Never sleeps, never faults; callable in any context that may hold a
+    /// quiescence guard. For pins, everything is given back if a fork came in
+    /// between (rule GUPF-05).
+    ///
+    /// The caller has made room in `out`, and for pins has said so in the address
+    /// space before (rule PIN-12).
+    pub fn take<K: RefKind>(
+        &self,
+        policy: FastPolicy,
+        va: VirtAddr,
+        nr: usize,
+        flags: GupFlags,
+        out: &mut impl Sink,
+    ) -> usize {
+        let seq = if K::PINS {
+            match self.write_protect_seq.read_begin() {
+                Some(seq) => Some(seq),
+                None => return 0,
+            }
+        } else {
+            None
+        };
+        let before = out.pages();
+        let got = match (policy, flags.contains(GupFlags::WRITE)) {
+            (FastPolicy::Page, false) => self.range::<K, PerPage, false>(va, nr, flags, out),
+            (FastPolicy::Page, true) => self.range::<K, PerPage, true>(va, nr, flags, out),
+            (FastPolicy::Run, false) => self.range::<K, Batched, false>(va, nr, flags, out),
+            (FastPolicy::Run, true) => self.range::<K, Batched, true>(va, nr, flags, out),
+        };
+        if let Some(seq) = seq
+            && got > 0
+            && !mutant!("gup.seq.no_check")
+            && self.write_protect_seq.read_retry(seq)
+        {
+            out.give_back::<K, S>(self.map, before);
+            return 0;
+        }
+        got
+    }
+
+    fn range<K: RefKind, B: Batching, const WRITE: bool>(
+        &self,
+        va: VirtAddr,
+        nr: usize,
+        flags: GupFlags,
+        out: &mut impl Sink,
+    ) -> usize {
+        let guard = self.tables.space().epochs().pin();
+        let mut got = 0;
+        while got < nr {
+            let at = va.add_units(got as u64, S::Arch::PAGE_SHIFT);
+            self.observer.event(Event::Walks, 1);
+            let (part, want) = match self.tables.walk(&guard, at) {
+                Step::Hole { .. } => break,
+                Step::Leaf(slot) => {
+                    let left =
+                        (1usize << S::Arch::order(slot.level())) - leaf_index::<S>(&slot, at);
+                    let want = left.min(nr - got);
+                    (self.leaf::<K, WRITE>(&slot, at, want, flags, out), want)
+                }
+                Step::Table(pmd, ptes) => {
+                    let want = S::Arch::entries_left(at, Level::Pte).min(nr - got);
+                    (self.ptes::<K, B, WRITE>(&pmd, &ptes, at, want, flags, out), want)
+                }
+            };
+            got += part;
+            if part < want {
+                break;
+            }
+        }
+        drop(guard);
+        got
+    }
+
+    /// Rules GUPF-11, GUPF-16..19.
+    #[inline(always)]
+    fn ptes<K: RefKind, B: Batching, const WRITE: bool>(
+        &self,
+        pmd: &Slot<'_, S>,
+        ptes: &View<'_, S, Pinned>,
+        va: VirtAddr,
+        want: usize,
+        flags: GupFlags,
+        out: &mut impl Sink,
+    ) -> usize {
+        let kind = if WRITE { AccessKind::Write } else { AccessKind::Read };
+        let base = ptes.index_of(va);
+        let mut got = 0;
+        while got < want {
+            let index = base + got;
+            let head = ptes.pte(index);
+            self.observer.event(Event::EntriesRead, 1);
+            // An inaccessible or non-present entry permits nothing.
+            if !head.permits(kind, Level::Pte) || head.is_special() {
+                break;
+            }
+            let pfn = head.pfn(Level::Pte);
+            let early = if mutant!("gup.batch.scan_first") && B::ON {
+                self.scan(ptes, index, head, pfn, want - got)
+            } else {
+                0
+            };
+            // From here on nobody can free, split or collapse the folio, or
+            // share its pages, without noticing: the grab ends in a full barrier.
+            let Some(mut refs) = self.map.try_grab::<K>(pfn, 1) else { break };
+            self.observer.event(Event::Grabs, 1);
+            // It may not be the page that is mapped here any more; the table may
+            // have been cut off. The PMD first (rule GUPF-12).
+            if !(mutant!("gup.no_pmd_recheck") || pmd.is_unchanged())
+                || !(mutant!("gup.no_pte_recheck") || ptes.pte(index) == head)
+            {
+                break;
+            }
+            let folio = refs.folio();
+            let large = folio.is_large();
+            self.observer.event(Event::Atomics, if K::PINS && large { 2 } else { 1 });
+            let mut n = 1;
+            if B::ON && large {
+                n = if early > 0 { early } else { self.scan(ptes, index, head, pfn, want - got) };
+                self.observer.event(Event::EntriesRead, n as u64 - 1);
+            }
+            if !head.is_writable(Level::Pte) {
+                n = unshared_pages::<K, S>(None, flags, folio, pfn, n);
+                if n == 0 {
+                    break;
+                }
+            }
+            if n > 1 {
+                // At the limit of the count: keep the head.
+                if refs.grow(n as u32 - 1).is_err() {
+                    n = 1;
+                } else {
+                    self.observer.event(Event::Grabs, 1);
+                    self.observer.event(Event::Atomics, if K::PINS { 2 } else { 1 });
+                }
+            }
+            folio.set_flag(FolioFlags::REFERENCED);
+            out.push(refs.into_run(folio.index_of(pfn)));
+            got += n;
+        }
+        got
+    }
+
+    /// Length of the run at `index`, at most `want`, inside table and folio.
+    #[inline(always)]
+    fn scan(
+        &self,
+        ptes: &View<'_, S, Pinned>,
+        index: usize,
+        head: <S::Arch as Arch>::Entry,
+        pfn: mm_arch::Pfn,
+        want: usize,
+    ) -> usize {
+        let folio = self.map.folio(pfn);
+        let in_folio = (folio.nr_pages() - folio.index_of(pfn)) as usize;
+        let limit = ptes.limit(index).at_most(want).at_most(in_folio);
+        if mutant!("gup.batch.ignore_write") {
+            return ptes.run::<{ respect::NOTHING }>(index, head, limit).nr();
+        }
+        ptes.run::<{ respect::WRITE }>(index, head, limit).nr()
+    }
+
+    /// A leaf above PTE level: all or nothing (rule GUPF-09).
+    fn leaf<K: RefKind, const WRITE: bool>(
+        &self,
+        slot: &Slot<'_, S>,
+        va: VirtAddr,
+        want: usize,
+        flags: GupFlags,
+        out: &mut impl Sink,
+    ) -> usize {
+        let kind = if WRITE { AccessKind::Write } else { AccessKind::Read };
+        let (entry, level) = (slot.entry(), slot.level());
+        self.observer.event(Event::EntriesRead, 1);
+        if entry.is_protnone(level) || !entry.permits(kind, level) || entry.is_special() {
+            return 0;
+        }
+        let pfn = entry.pfn(level).add(leaf_index::<S>(slot, va) as u64);
+        let Some(refs) = self.map.try_grab::<K>(pfn, want as u32) else { return 0 };
+        self.observer.event(Event::Grabs, 1);
+        self.observer.event(Event::Atomics, if K::PINS { 2 } else { 1 });
+        if !slot.is_unchanged() {
+            return 0;
+        }
+        let folio = refs.folio();
+        // A leaf that the folio does not cover is not one of ours.
+        if u64::from(folio.index_of(pfn)) + want as u64 > u64::from(folio.nr_pages()) {
+            return 0;
+        }
+        // The marks of a PMD-mapped folio are kept for its first page only; the
+        // leaf is one unit of exclusivity (rule EXCL-01).
+        let first = entry.pfn(level);
+        if !entry.is_writable(level) && unshared_pages::<K, S>(None, flags, folio, first, 1) == 0 {
+            return 0;
+        }
+        folio.set_flag(FolioFlags::REFERENCED);
+        let run: FolioRun = refs.into_run(folio.index_of(pfn));
+        out.push(run);
+        want
+    }
+}
+
+fn leaf_index<S: TableSpace>(slot: &Slot<'_, S>, va: VirtAddr) -> usize {
+    (va.bytes_from(slot.va()) >> S::Arch::PAGE_SHIFT) as usize
+}

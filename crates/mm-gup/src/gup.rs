@@ -1,0 +1,255 @@
+//! The entry points.
+
+use crate::fast::Walk;
+use crate::slow::Slow;
+use crate::{FaultHandler, GupError, GupErrorKind, GupFlags, GupPolicy, Sink};
+use mm_arch::{Arch, VirtAddr, VirtRange};
+use mm_folio::{Get, Pin, RefKind};
+use mm_vma::{Mm, Observer, Platform};
+
+/// GUP on one address space.
+///
+/// The `get` calls take references, the `pin` calls pins (rule PIN-18): references
+/// for users of the page's record, pins for users of its bytes. The output owns
+/// what it receives.
+pub struct Gup<'a, P: Platform, H, O = ()> {
+    mm: &'a Mm<P>,
+    handler: &'a H,
+    observer: &'a O,
+    policy: GupPolicy,
+}
+
+impl<P: Platform, H, O> core::fmt::Debug for Gup<'_, P, H, O> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Gup").field("mm", self.mm).field("policy", &self.policy).finish()
+    }
+}
+
+impl<'a, P: Platform, H: FaultHandler<P>> Gup<'a, P, H, ()> {
+    /// GUP on `mm`, with faults resolved by `handler`, everything in runs.
+    pub fn new(mm: &'a Mm<P>, handler: &'a H) -> Self {
+        Gup { mm, handler, observer: &(), policy: GupPolicy::BATCHED }
+    }
+}
+
+impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Gup<'a, P, H, O> {
+    /// The same with another policy.
+    #[must_use]
+    pub fn with_policy(self, policy: GupPolicy) -> Self {
+        Gup { policy, ..self }
+    }
+    /// The same, heard by `observer`.
+    #[must_use]
+    pub fn observed_by<N: Observer>(self, observer: &'a N) -> Gup<'a, P, H, N> {
+        Gup { mm: self.mm, handler: self.handler, observer, policy: self.policy }
+    }
+
+    /// Pins up to `nr` pages from `va` on: lockless as far as that goes, then by
+    /// the slow path. Returns how many pages were pushed to `out`, always a
+    /// prefix of the range; less than `nr` only after an error.
+    ///
+    /// # Errors
+    ///
+    /// If not even the first page could be pinned.
+    pub fn pin_fast(
+        &self,
+        va: VirtAddr,
+        nr: usize,
+        flags: GupFlags,
+        out: &mut impl Sink,
+    ) -> Result<usize, GupError> {
+        self.fast::<Pin>(va, nr, flags, out, true)
+    }
+    /// Takes references of up to `nr` pages, as [`pin_fast`](Self::pin_fast).
+    ///
+    /// # Errors
+    ///
+    /// If not even the first page could be had.
+    pub fn get_fast(
+        &self,
+        va: VirtAddr,
+        nr: usize,
+        flags: GupFlags,
+        out: &mut impl Sink,
+    ) -> Result<usize, GupError> {
+        self.fast::<Get>(va, nr, flags, out, true)
+    }
+    /// Only the lockless part of [`pin_fast`](Self::pin_fast): fewer pages, even
+    /// none, are no error.
+    ///
+    /// # Errors
+    ///
+    /// If the flags or the range make no sense.
+    pub fn pin_fast_only(
+        &self,
+        va: VirtAddr,
+        nr: usize,
+        flags: GupFlags,
+        out: &mut impl Sink,
+    ) -> Result<usize, GupError> {
+        self.fast::<Pin>(va, nr, flags, out, false)
+    }
+    /// Only the lockless part of [`get_fast`](Self::get_fast).
+    ///
+    /// # Errors
+    ///
+    /// If the flags or the range make no sense.
+    pub fn get_fast_only(
+        &self,
+        va: VirtAddr,
+        nr: usize,
+        flags: GupFlags,
+        out: &mut impl Sink,
+    ) -> Result<usize, GupError> {
+        self.fast::<Get>(va, nr, flags, out, false)
+    }
+    /// Pins up to `nr` pages under the mmap lock, which it takes itself and may
+    /// drop for faults.
+    ///
+    /// # Errors
+    ///
+    /// If not even the first page could be pinned.
+    pub fn pin(
+        &self,
+        va: VirtAddr,
+        nr: usize,
+        flags: GupFlags,
+        out: &mut impl Sink,
+    ) -> Result<usize, GupError> {
+        check_flags::<Pin>(va, flags)?;
+        self.slow::<Pin>(va, nr, flags | GupFlags::TOUCH, out)
+    }
+    /// Takes references of up to `nr` pages, as [`pin`](Self::pin).
+    ///
+    /// # Errors
+    ///
+    /// If not even the first page could be had.
+    pub fn get(
+        &self,
+        va: VirtAddr,
+        nr: usize,
+        flags: GupFlags,
+        out: &mut impl Sink,
+    ) -> Result<usize, GupError> {
+        check_flags::<Get>(va, flags)?;
+        self.slow::<Get>(va, nr, flags | GupFlags::TOUCH, out)
+    }
+    /// As [`get`](Self::get) for an address space that is not the caller's.
+    ///
+    /// # Errors
+    ///
+    /// If not even the first page could be had.
+    pub fn get_remote(
+        &self,
+        va: VirtAddr,
+        nr: usize,
+        flags: GupFlags,
+        out: &mut impl Sink,
+    ) -> Result<usize, GupError> {
+        check_flags::<Get>(va, flags)?;
+        self.slow::<Get>(va, nr, flags | GupFlags::TOUCH | GupFlags::REMOTE, out)
+    }
+    /// As [`pin`](Self::pin) for an address space that is not the caller's.
+    ///
+    /// # Errors
+    ///
+    /// If not even the first page could be pinned.
+    pub fn pin_remote(
+        &self,
+        va: VirtAddr,
+        nr: usize,
+        flags: GupFlags,
+        out: &mut impl Sink,
+    ) -> Result<usize, GupError> {
+        check_flags::<Pin>(va, flags)?;
+        self.slow::<Pin>(va, nr, flags | GupFlags::TOUCH | GupFlags::REMOTE, out)
+    }
+
+    fn fast<K: RefKind>(
+        &self,
+        va: VirtAddr,
+        nr: usize,
+        flags: GupFlags,
+        out: &mut impl Sink,
+        may_fall_back: bool,
+    ) -> Result<usize, GupError> {
+        let fail = |kind| GupError::new(va, kind);
+        if !GupFlags::FAST.contains(flags) {
+            return Err(fail(GupErrorKind::Invalid));
+        }
+        check_flags::<K>(va, flags)?;
+        if nr == 0 {
+            return Ok(0);
+        }
+        let va = va.align_down(P::Arch::PAGE_SHIFT);
+        let range = VirtRange::units(va, nr as u64, P::Arch::PAGE_SHIFT)
+            .map_err(|_| fail(GupErrorKind::Overflow))?;
+        if !self.mm.is_user_range(range) {
+            return Err(fail(GupErrorKind::Fault));
+        }
+        if !out.reserve(nr) {
+            return Err(fail(GupErrorKind::NoMemory));
+        }
+        if K::PINS {
+            self.mm.set_has_pinned();
+        }
+        let walk = Walk {
+            tables: self.mm.tables(),
+            map: self.mm.platform().memmap(),
+            write_protect_seq: self.mm.write_protect_seq(),
+            observer: self.observer,
+        };
+        let got = walk.take::<K>(self.policy.fast, va, nr, flags, out);
+        if got == nr || !may_fall_back {
+            return Ok(got);
+        }
+        let rest = va.add_units(got as u64, P::Arch::PAGE_SHIFT);
+        match self.slow::<K>(rest, nr - got, flags | GupFlags::TOUCH, out) {
+            Ok(more) => Ok(got + more),
+            Err(_) if got > 0 => Ok(got),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn slow<K: RefKind>(
+        &self,
+        va: VirtAddr,
+        nr: usize,
+        flags: GupFlags,
+        out: &mut impl Sink,
+    ) -> Result<usize, GupError> {
+        if nr == 0 {
+            return Ok(0);
+        }
+        let fail = |kind| GupError::new(va, kind);
+        let va = va.align_down(P::Arch::PAGE_SHIFT);
+        let range = VirtRange::units(va, nr as u64, P::Arch::PAGE_SHIFT)
+            .map_err(|_| fail(GupErrorKind::Overflow))?;
+        if !self.mm.is_user_range(range) {
+            return Err(fail(GupErrorKind::Fault));
+        }
+        if !out.reserve(nr) {
+            return Err(fail(GupErrorKind::NoMemory));
+        }
+        if K::PINS {
+            self.mm.set_has_pinned();
+        }
+        let slow = Slow {
+            mm: self.mm,
+            handler: self.handler,
+            observer: self.observer,
+            policy: self.policy.slow,
+            flags,
+        };
+        slow.take::<K>(va, nr, out)
+    }
+}
+
+/// Rule FOLL-03. Got and pinned exclude each other by type; a missing output
+/// cannot be expressed.
+fn check_flags<K: RefKind>(va: VirtAddr, flags: GupFlags) -> Result<(), GupError> {
+    let bad = flags.intersects(GupFlags::INTERNAL)
+        || flags.contains(GupFlags::LONGTERM) && !K::PINS
+        || flags.contains(GupFlags::LONGTERM | GupFlags::PCI_P2PDMA);
+    if bad { Err(GupError::new(va, GupErrorKind::Invalid)) } else { Ok(()) }
+}

@@ -1,0 +1,115 @@
+//! Where pages go.
+
+use alloc::vec::Vec;
+use mm_arch::Pfn;
+use mm_folio::{FolioRun, FolioSpace, MemMap, RefKind};
+
+/// Receives runs of pages, and owns a reference or pin for each page from then on.
+pub trait Sink {
+    /// Takes over the references of `run`.
+    fn push(&mut self, run: FolioRun);
+    /// Number of pages so far.
+    fn pages(&self) -> usize;
+    /// Gives back the references of all pages behind the first `keep`.
+    fn give_back<K: RefKind, F: FolioSpace>(&mut self, map: &MemMap<F>, keep: usize);
+    /// Makes room for `nr` more pages; whether there is.
+    fn reserve(&mut self, nr: usize) -> bool;
+}
+
+/// One page number per page, as `pages[]` has one pointer.
+#[derive(Debug)]
+pub struct Pages<'a> {
+    out: &'a mut [Pfn],
+    nr: usize,
+}
+
+impl<'a> Pages<'a> {
+    /// Fills `out` from its start.
+    pub fn new(out: &'a mut [Pfn]) -> Self {
+        Pages { out, nr: 0 }
+    }
+    /// What was filled.
+    pub fn filled(&self) -> &[Pfn] {
+        &self.out[..self.nr]
+    }
+}
+
+impl Sink for Pages<'_> {
+    #[inline]
+    fn push(&mut self, run: FolioRun) {
+        let first = run.head.add(u64::from(run.first));
+        // `reserve` made sure of the room.
+        for (i, page) in self.out[self.nr..][..run.nr as usize].iter_mut().enumerate() {
+            *page = first.add(i as u64);
+        }
+        self.nr += run.nr as usize;
+    }
+    fn pages(&self) -> usize {
+        self.nr
+    }
+    fn give_back<K: RefKind, F: FolioSpace>(&mut self, map: &MemMap<F>, keep: usize) {
+        crate::unpin::give_back_pages::<K, F>(map, &self.out[keep..self.nr]);
+        self.nr = keep;
+    }
+    fn reserve(&mut self, nr: usize) -> bool {
+        self.out.len() - self.nr >= nr
+    }
+}
+
+/// Runs of folios: one entry per run, whatever maps it; neighbours that continue
+/// each other are merged, across tables and calls.
+#[derive(Debug, Default)]
+pub struct Runs {
+    runs: Vec<FolioRun>,
+    nr: usize,
+}
+
+impl Runs {
+    /// No runs.
+    pub fn new() -> Self {
+        Runs::default()
+    }
+    /// The runs.
+    pub fn runs(&self) -> &[FolioRun] {
+        &self.runs
+    }
+    /// Forgets the runs without giving their references back.
+    pub fn take(&mut self) -> Vec<FolioRun> {
+        self.nr = 0;
+        core::mem::take(&mut self.runs)
+    }
+}
+
+impl Sink for Runs {
+    #[inline]
+    fn push(&mut self, run: FolioRun) {
+        self.nr += run.nr as usize;
+        if let Some(last) = self.runs.last_mut()
+            && last.head == run.head
+            && last.first + last.nr == run.first
+        {
+            last.nr += run.nr;
+            return;
+        }
+        self.runs.push(run);
+    }
+    fn pages(&self) -> usize {
+        self.nr
+    }
+    fn give_back<K: RefKind, F: FolioSpace>(&mut self, map: &MemMap<F>, keep: usize) {
+        while self.nr > keep {
+            let Some(mut last) = self.runs.pop() else { return };
+            let excess = (self.nr - keep).min(last.nr as usize) as u32;
+            last.nr -= excess;
+            self.nr -= excess as usize;
+            map.put_run::<K>(FolioRun { head: last.head, first: last.first + last.nr, nr: excess });
+            if last.nr > 0 {
+                self.runs.push(last);
+            }
+        }
+    }
+    fn reserve(&mut self, nr: usize) -> bool {
+        // At worst one run per page; in practice the vector grows by doubling.
+        self.runs.try_reserve(nr.min(512)).is_ok()
+    }
+}

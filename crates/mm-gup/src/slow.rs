@@ -1,0 +1,412 @@
+//! The slow path: under the mmap lock, with faults.
+
+use crate::unshare::unshared_pages;
+use crate::{
+    FaultError, FaultHandler, GupError, GupErrorKind, GupFault, GupFlags, Resolved, Sink,
+    SlowPolicy,
+};
+use mm_arch::{Arch, Entry, Level, Pfn, VirtAddr, respect};
+use mm_folio::{Folio, FolioFlags, FolioRun, MemMap, RefKind};
+use mm_pgtable::{LockedEntry, LockedPmd, LockedTable};
+use mm_vma::{Event, Interrupt, Mm, MmRead, Observer, Platform, Vma, VmaFlags};
+
+/// Runs collected under one lock.
+const RUNS: usize = 32;
+
+type E<P> = <<P as mm_pgtable::TableSpace>::Arch as Arch>::Entry;
+
+/// Runs whose references are held but which no output owns yet. Giving them
+/// back on drop is what makes an early return safe.
+struct RunBuf<'m, P: Platform, K: RefKind> {
+    map: &'m MemMap<P>,
+    runs: [FolioRun; RUNS],
+    nr: usize,
+    pages: usize,
+    _kind: core::marker::PhantomData<K>,
+}
+
+impl<'m, P: Platform, K: RefKind> RunBuf<'m, P, K> {
+    fn new(map: &'m MemMap<P>) -> Self {
+        let empty = FolioRun { head: Pfn::new(0), first: 0, nr: 0 };
+        RunBuf { map, runs: [empty; RUNS], nr: 0, pages: 0, _kind: core::marker::PhantomData }
+    }
+    fn push(&mut self, run: FolioRun) {
+        self.runs[self.nr] = run;
+        self.nr += 1;
+        self.pages += run.nr as usize;
+    }
+    /// Hands everything to `out`; number of pages.
+    fn fill(mut self, out: &mut impl Sink) -> usize {
+        for run in &self.runs[..self.nr] {
+            out.push(*run);
+        }
+        self.nr = 0;
+        self.pages
+    }
+}
+
+impl<P: Platform, K: RefKind> Drop for RunBuf<'_, P, K> {
+    fn drop(&mut self) {
+        for run in &self.runs[..self.nr] {
+            self.map.put_run::<K>(*run);
+        }
+    }
+}
+
+/// What a look at the page tables found (rule GUPS-09).
+enum Followed {
+    /// This many pages were taken.
+    Pages(usize),
+    /// Nothing that may be taken: fault.
+    NotMapped,
+    /// Maybe shared, and must not be: fault to unshare.
+    MustUnshare,
+    /// Final.
+    Error(GupErrorKind),
+}
+
+/// One request.
+pub(crate) struct Slow<'a, P: Platform, H, O> {
+    pub mm: &'a Mm<P>,
+    pub handler: &'a H,
+    pub observer: &'a O,
+    pub policy: SlowPolicy,
+    pub flags: GupFlags,
+}
+
+impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
+    /// Takes up to `nr` pages from `va` on, faulting in what is missing. An
+    /// error after the first page ends the request with the pages so far (rule
+    /// GUPS-07).
+    pub fn take<K: RefKind>(
+        &self,
+        va: VirtAddr,
+        nr: usize,
+        out: &mut impl Sink,
+    ) -> Result<usize, GupError> {
+        let mut guard = Some(self.mm.read());
+        let mut done = 0;
+        let mut tried = false;
+        while done < nr {
+            let at = va.add_units(done as u64, P::Arch::PAGE_SHIFT);
+            match self.step::<K>(&mut guard, at, nr - done, tried, out) {
+                Ok(0) => tried = guard.is_none(),
+                Ok(n) => {
+                    done += n;
+                    tried = false;
+                }
+                Err(_) if done > 0 => return Ok(done),
+                Err(kind) => return Err(GupError::new(at, kind)),
+            }
+        }
+        Ok(done)
+    }
+
+    /// One look, or one fault. Without a guard the lock was dropped, and is
+    /// taken again here (rule GUPS-02).
+    fn step<K: RefKind>(
+        &self,
+        guard: &mut Option<MmRead<'a, P>>,
+        at: VirtAddr,
+        want: usize,
+        tried: bool,
+        out: &mut impl Sink,
+    ) -> Result<usize, GupErrorKind> {
+        if self.mm.platform().interrupt().is_fatal_signal_pending() {
+            return Err(GupErrorKind::Interrupted);
+        }
+        let vmas = guard.take().unwrap_or_else(|| self.mm.read());
+        let followed = {
+            // No stack is grown on behalf of GUP (rule GUPS-32).
+            let vma = vmas.find(at).ok_or(GupErrorKind::Fault)?;
+            check_vma(vma, self.flags)?;
+            let left = vma.range().bytes_after(at) >> P::Arch::PAGE_SHIFT;
+            let want = want.min(usize::try_from(left).unwrap_or(usize::MAX));
+            self.follow::<K>(&vmas, vma, at, want, out)
+        };
+        let unshare = match followed {
+            Followed::Pages(n) => {
+                *guard = Some(vmas);
+                return Ok(n);
+            }
+            Followed::Error(kind) => return Err(kind),
+            Followed::NotMapped => false,
+            Followed::MustUnshare => true,
+        };
+        *guard = self.fault_in(vmas, at, unshare, tried)?;
+        Ok(0)
+    }
+
+    /// Rules GUPS-30, GUPS-31.
+    fn fault_in(
+        &self,
+        vmas: MmRead<'a, P>,
+        at: VirtAddr,
+        unshare: bool,
+        tried: bool,
+    ) -> Result<Option<MmRead<'a, P>>, GupErrorKind> {
+        if self.flags.contains(GupFlags::NOFAULT) {
+            return Err(GupErrorKind::Fault);
+        }
+        let mut fault = GupFault::ALLOW_RETRY;
+        fault.set(GupFault::WRITE, self.flags.contains(GupFlags::WRITE) && !unshare);
+        fault.set(GupFault::UNSHARE, unshare);
+        fault.set(GupFault::REMOTE, self.flags.contains(GupFlags::REMOTE));
+        fault.set(GupFault::TRIED, tried);
+        self.observer.event(Event::GupFaults, 1);
+        match self.handler.resolve(vmas, at, fault) {
+            Resolved::Done(vmas) => Ok(Some(vmas)),
+            Resolved::LockDropped => Ok(None),
+            Resolved::Failed(_, e) => Err(match e {
+                FaultError::NoMemory => GupErrorKind::NoMemory,
+                FaultError::Poisoned if self.flags.contains(GupFlags::HWPOISON) => {
+                    GupErrorKind::Poisoned
+                }
+                FaultError::Poisoned | FaultError::Signal => GupErrorKind::Fault,
+            }),
+        }
+    }
+
+    fn follow<K: RefKind>(
+        &self,
+        vmas: &MmRead<'a, P>,
+        vma: &Vma,
+        at: VirtAddr,
+        want: usize,
+        out: &mut impl Sink,
+    ) -> Followed {
+        let mut buf = RunBuf::<P, K>::new(self.mm.platform().memmap());
+        self.observer.event(Event::Walks, 1);
+        let stopped = match self.mm.tables().lock_entry(vmas.stay(), at) {
+            LockedEntry::Hole => self.hole(),
+            LockedEntry::Huge(pmd) => {
+                self.observer.event(Event::Locks, 1);
+                self.huge::<K>(&pmd, vma, at, want, &mut buf)
+            }
+            LockedEntry::Table(table) => {
+                self.observer.event(Event::Locks, 1);
+                self.table::<K>(&table, vma, at, want, &mut buf)
+            }
+        };
+        // The locks are gone: now the output is filled (rules GUPS-11, GUPS-16).
+        match buf.pages {
+            0 => stopped,
+            _ => Followed::Pages(buf.fill(out)),
+        }
+    }
+
+    fn hole(&self) -> Followed {
+        // Every mapping here is anonymous: a hole would be zero-filled.
+        if self.flags.contains(GupFlags::DUMP) {
+            Followed::Error(GupErrorKind::Fault)
+        } else {
+            Followed::NotMapped
+        }
+    }
+
+    /// Collects runs of one table (rules GUPS-13..17).
+    fn table<K: RefKind>(
+        &self,
+        table: &LockedTable<'_, P>,
+        vma: &Vma,
+        at: VirtAddr,
+        want: usize,
+        buf: &mut RunBuf<'_, P, K>,
+    ) -> Followed {
+        let (max_runs, batch) = match self.policy {
+            SlowPolicy::Page => (1, false),
+            SlowPolicy::Run => (1, true),
+            SlowPolicy::Table => (RUNS, true),
+        };
+        let first = table.index_of(at);
+        let want = want.min(table.limit(first).get());
+        while buf.pages < want && buf.nr < max_runs {
+            let index = first + buf.pages;
+            if let Some(stop) = self.page::<K>(table, vma, index, want - buf.pages, batch, buf) {
+                return stop;
+            }
+        }
+        Followed::Pages(buf.pages)
+    }
+
+    /// Takes the run at `index`, or says what is in the way.
+    fn page<K: RefKind>(
+        &self,
+        table: &LockedTable<'_, P>,
+        vma: &Vma,
+        index: usize,
+        want: usize,
+        batch: bool,
+        buf: &mut RunBuf<'_, P, K>,
+    ) -> Option<Followed> {
+        let entry = table.pte(index);
+        self.observer.event(Event::EntriesRead, 1);
+        if entry.is_none() {
+            return Some(self.hole());
+        }
+        if !entry.is_present(Level::Pte)
+            || entry.is_protnone(Level::Pte) && !self.may_follow_protnone(vma)
+        {
+            return Some(Followed::NotMapped);
+        }
+        let map = self.mm.platform().memmap();
+        let pfn = entry.pfn(Level::Pte);
+        let zero = entry.is_special() && map.is_zero_page(pfn);
+        let writable = entry.is_writable(Level::Pte);
+        let write = self.flags.contains(GupFlags::WRITE);
+        let has_folio = !entry.is_special() || zero;
+        if write && !writable {
+            let exclusive = has_folio && !zero && map.page_exclusive(pfn);
+            if !self.may_force_write(vma, entry, exclusive) {
+                return Some(Followed::NotMapped);
+            }
+        }
+        if zero && self.flags.contains(GupFlags::DUMP) {
+            return Some(Followed::Error(GupErrorKind::Fault));
+        }
+        if !has_folio {
+            return Some(Followed::Error(if self.flags.contains(GupFlags::DUMP) {
+                GupErrorKind::Fault
+            } else {
+                GupErrorKind::NoFolio
+            }));
+        }
+        let folio = map.folio(pfn);
+        let (mut n, mut dirty) = (1, entry.is_dirty());
+        // A forced write is decided page by page.
+        if batch && folio.is_large() && (writable || !write) {
+            let limit = table
+                .limit(index)
+                .at_most(want)
+                .at_most((folio.nr_pages() - folio.index_of(pfn)) as usize);
+            let run =
+                table.run::<{ respect::WRITE | respect::MERGE_YOUNG_DIRTY }>(index, entry, limit);
+            n = run.nr();
+            dirty |= run.any_dirty();
+            self.observer.event(Event::EntriesRead, n as u64 - 1);
+        }
+        if !writable {
+            n = unshared_pages::<K, P>(Some(vma), self.flags, folio, pfn, n);
+            if n == 0 {
+                return Some(Followed::MustUnshare);
+            }
+        }
+        if let Err(e) = self.grab::<K>(folio, pfn, n, buf) {
+            return Some(e);
+        }
+        self.touch(folio, dirty);
+        None
+    }
+
+    fn grab<K: RefKind>(
+        &self,
+        folio: Folio<'_, P>,
+        pfn: Pfn,
+        n: usize,
+        buf: &mut RunBuf<'_, P, K>,
+    ) -> Result<(), Followed> {
+        let refs =
+            folio.grab::<K>(n as u32).map_err(|_| Followed::Error(GupErrorKind::NoMemory))?;
+        self.observer.event(Event::Grabs, 1);
+        let atomics = if K::PINS && folio.is_large() { 2 } else { 1 };
+        self.observer.event(Event::Atomics, atomics);
+        buf.push(refs.into_run(folio.index_of(pfn)));
+        Ok(())
+    }
+
+    /// Rule GUPS-15.
+    fn touch(&self, folio: Folio<'_, P>, dirty: bool) {
+        if !self.flags.contains(GupFlags::TOUCH) {
+            return;
+        }
+        if self.flags.contains(GupFlags::WRITE) && !dirty {
+            folio.set_flag(FolioFlags::DIRTY);
+        }
+        folio.set_flag(FolioFlags::REFERENCED);
+    }
+
+    /// A PMD leaf (rule GUPS-11a).
+    fn huge<K: RefKind>(
+        &self,
+        pmd: &LockedPmd<'_, P>,
+        vma: &Vma,
+        at: VirtAddr,
+        want: usize,
+        buf: &mut RunBuf<'_, P, K>,
+    ) -> Followed {
+        let entry = pmd.entry();
+        self.observer.event(Event::EntriesRead, 1);
+        if !entry.is_leaf(Level::Pmd)
+            || entry.is_protnone(Level::Pmd) && !self.may_follow_protnone(vma)
+        {
+            return Followed::NotMapped;
+        }
+        let map = self.mm.platform().memmap();
+        let head = entry.pfn(Level::Pmd);
+        let folio = map.folio(head);
+        let huge_zero = map.is_huge_zero(head);
+        let writable = entry.is_writable(Level::Pmd);
+        if self.flags.contains(GupFlags::WRITE) && !writable {
+            let exclusive = !huge_zero && map.page_exclusive(head);
+            if !self.may_force_write(vma, entry, exclusive) {
+                return Followed::NotMapped;
+            }
+        }
+        if huge_zero && self.flags.contains(GupFlags::DUMP) {
+            return Followed::Error(GupErrorKind::Fault);
+        }
+        // The leaf is one unit of exclusivity: its first page speaks for all.
+        if !writable && unshared_pages::<K, P>(Some(vma), self.flags, folio, head, 1) == 0 {
+            return Followed::MustUnshare;
+        }
+        let offset = at.bytes_from(pmd.at().va) >> P::Arch::PAGE_SHIFT;
+        let left = (1usize << P::Arch::order(Level::Pmd)) - offset as usize;
+        // Every policy takes what is left of a leaf in one step: so does mainline.
+        let n = left.min(want);
+        match self.grab::<K>(folio, head.add(offset), n, buf) {
+            Ok(()) => {
+                self.touch(folio, entry.is_dirty());
+                Followed::Pages(n)
+            }
+            Err(stop) => stop,
+        }
+    }
+
+    /// Rule GUPS-29.
+    fn may_follow_protnone(&self, vma: &Vma) -> bool {
+        !self.flags.contains(GupFlags::HONOR_NUMA_FAULT) || !vma.is_accessible()
+    }
+
+    /// Whether a forced write may follow a read-only entry: only to a page that
+    /// is exclusive *now* (rules GUPS-22, P-RACE-22).
+    fn may_force_write(&self, vma: &Vma, entry: E<P>, exclusive: bool) -> bool {
+        let vm = vma.flags();
+        self.flags.contains(GupFlags::FORCE)
+            && !vm.intersects(VmaFlags::SHARED | VmaFlags::MAYSHARE | VmaFlags::WRITE)
+            && vm.contains(VmaFlags::MAYWRITE)
+            && exclusive
+            && !(vma.tracks_soft_dirty(P::Arch::HAS_SOFT_DIRTY) && !entry.is_soft_dirty())
+            && !(vm.contains(VmaFlags::UFFD_WP) && entry.is_uffd_wp())
+    }
+}
+
+/// Whether the mapping allows the request at all (rule GUPS-12).
+fn check_vma(vma: &Vma, flags: GupFlags) -> Result<(), GupErrorKind> {
+    let vm = vma.flags();
+    if vm.intersects(VmaFlags::IO | VmaFlags::PFNMAP | VmaFlags::SECRETMEM)
+        || flags.contains(GupFlags::ANON) && !vma.is_anonymous()
+    {
+        return Err(GupErrorKind::Fault);
+    }
+    if flags.contains(GupFlags::WRITE) {
+        let plain = vm.contains(VmaFlags::WRITE) && !vm.contains(VmaFlags::SHADOW_STACK);
+        if !plain && !(flags.contains(GupFlags::FORCE) && vma.is_cow()) {
+            return Err(GupErrorKind::Fault);
+        }
+    } else if !vm.contains(VmaFlags::READ)
+        && !(flags.contains(GupFlags::FORCE) && vm.contains(VmaFlags::MAYREAD))
+    {
+        return Err(GupErrorKind::Fault);
+    }
+    Ok(())
+}

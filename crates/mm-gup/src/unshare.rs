@@ -1,0 +1,36 @@
+//! Which pages may be pinned as they are.
+
+use crate::GupFlags;
+use mm_arch::Pfn;
+use mm_folio::{Folio, FolioSpace, RefKind};
+use mm_vma::Vma;
+
+/// How many of the `n` pages from `pfn` on need no unsharing before they are
+/// taken (rules GUPS-24, GUPS-25): all, for references and for writes; the
+/// exclusive prefix, for read-only pins of anonymous memory.
+///
+/// The entries of the run were read before, with a read barrier behind the last
+/// of them (rule P-RACE-31): a sharer that clears the mark before it restores a
+/// read-only entry is seen here if its entry was.
+///
+/// `vma` is unknown to the fast path, which must then assume a copy-on-write one.
+#[inline]
+pub(crate) fn unshared_pages<K: RefKind, F: FolioSpace>(
+    vma: Option<&Vma>,
+    flags: GupFlags,
+    folio: Folio<'_, F>,
+    pfn: Pfn,
+    n: usize,
+) -> usize {
+    if !K::PINS || flags.contains(GupFlags::WRITE) {
+        return n;
+    }
+    if !folio.is_anon() {
+        let must = flags.contains(GupFlags::LONGTERM) && vma.is_none_or(Vma::is_cow);
+        return if must { 0 } else { n };
+    }
+    if mm_sync::mutant!("gup.excl.head_only") {
+        return if folio.memmap().page_exclusive(pfn) { n } else { 0 };
+    }
+    folio.memmap().exclusive_prefix(pfn, n)
+}
