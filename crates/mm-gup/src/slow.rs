@@ -381,12 +381,12 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
     /// is exclusive *now* (rules GUPS-22, P-RACE-22).
     fn may_force_write(&self, vma: &Vma, entry: E<P>, exclusive: bool) -> bool {
         let vm = vma.flags();
-        self.flags.contains(GupFlags::FORCE)
+        let forced = self.flags.contains(GupFlags::FORCE)
             && !vm.intersects(VmaFlags::SHARED | VmaFlags::MAYSHARE | VmaFlags::WRITE)
-            && vm.contains(VmaFlags::MAYWRITE)
-            && exclusive
-            && !(vma.tracks_soft_dirty(P::Arch::HAS_SOFT_DIRTY) && !entry.is_soft_dirty())
-            && !(vm.contains(VmaFlags::UFFD_WP) && entry.is_uffd_wp())
+            && vm.contains(VmaFlags::MAYWRITE);
+        let tracked = vma.tracks_soft_dirty(P::Arch::HAS_SOFT_DIRTY) && !entry.is_soft_dirty();
+        let watched = vm.contains(VmaFlags::UFFD_WP) && entry.is_uffd_wp();
+        forced && exclusive && !tracked && !watched
     }
 }
 
@@ -398,15 +398,12 @@ fn check_vma(vma: &Vma, flags: GupFlags) -> Result<(), GupErrorKind> {
     {
         return Err(GupErrorKind::Fault);
     }
-    if flags.contains(GupFlags::WRITE) {
+    let force = flags.contains(GupFlags::FORCE);
+    let allowed = if flags.contains(GupFlags::WRITE) {
         let plain = vm.contains(VmaFlags::WRITE) && !vm.contains(VmaFlags::SHADOW_STACK);
-        if !plain && !(flags.contains(GupFlags::FORCE) && vma.is_cow()) {
-            return Err(GupErrorKind::Fault);
-        }
-    } else if !vm.contains(VmaFlags::READ)
-        && !(flags.contains(GupFlags::FORCE) && vm.contains(VmaFlags::MAYREAD))
-    {
-        return Err(GupErrorKind::Fault);
-    }
-    Ok(())
+        plain || force && vma.is_cow()
+    } else {
+        vm.contains(VmaFlags::READ) || force && vm.contains(VmaFlags::MAYREAD)
+    };
+    if allowed { Ok(()) } else { Err(GupErrorKind::Fault) }
 }
