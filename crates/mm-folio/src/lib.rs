@@ -91,7 +91,11 @@
 extern crate alloc;
 #[cfg(test)]
 extern crate std;
+// The shorthands of the integration tests name the crate from outside.
+#[cfg(test)]
+extern crate self as mm_folio;
 
+pub mod audit;
 mod counts;
 mod deferred;
 mod exclusive;
@@ -104,6 +108,9 @@ mod refs;
 mod rmap;
 mod source;
 mod stats;
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod testing;
 
 pub use counts::Counts;
 pub use deferred::QueueReason;
