@@ -52,6 +52,8 @@ extern crate alloc;
 mod counters;
 mod flags;
 mod mm;
+#[cfg(any(test, feature = "model"))]
+pub mod model;
 mod platform;
 mod store;
 mod vma;
