@@ -39,7 +39,7 @@ fn slot() -> impl Strategy<Value = Slot> {
     prop_oneof![
         1 => Just(Slot::None),
         1 => Just(Slot::Swap),
-        1 => bits.clone().prop_map(move |b| leaf(true, b)),
+        1 => bits.prop_map(move |b| leaf(true, b)),
         12 => bits.prop_map(move |b| leaf(false, b)),
         // Uniform stretches, so that contiguous blocks fold.
         12 => Just(leaf(false, [true, false, false, true])),
