@@ -564,7 +564,13 @@ impl Pair {
         }
         // The exchange collects what hardware added; nobody else writes the
         // high word while we hold the lock.
-        let l = self.low.swap(0, Ordering::Relaxed);
+        let l = if mutant!("pair.take.not_rmw") {
+            let l = self.low.load(Ordering::Relaxed);
+            self.low.store(0, Ordering::Relaxed);
+            l
+        } else {
+            self.low.swap(0, Ordering::Relaxed)
+        };
         let h = self.high.load(Ordering::Relaxed);
         // A fence, not a Release store: the next `store` writes `high` again,
         // and a reader of that must see the cleared low word too.
@@ -579,6 +585,10 @@ impl Pair {
         loop {
             let Some(new) = f(join(l, h)) else { return false };
             debug_assert_eq!(high(new), h, "flags live in the low word");
+            if mutant!("pair.update.not_rmw") {
+                self.low.store(low(new), Ordering::Relaxed);
+                return true;
+            }
             match self.low.compare_exchange_weak(l, low(new), Ordering::Relaxed, Ordering::Relaxed)
             {
                 Ok(_) => return true,
