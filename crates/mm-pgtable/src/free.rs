@@ -13,10 +13,31 @@ impl<S: TableSpace> PageTables<S> {
     /// # Safety
     ///
     /// The caller excludes every locked walker of this space: it holds the mmap
-    /// lock's exclusive side, and no VMA over `range` is in an rmap tree.
-    /// Lockless walkers may be inside.
+    /// lock's exclusive side, and no VMA over a table that `range` touches is in
+    /// an rmap tree. Lockless walkers may be inside.
     pub unsafe fn free_empty_tables<T>(&self, range: VirtRange, gather: &mut Gather<'_, S, T>) {
-        self.free_below(self.root(), S::Arch::top(), VirtAddr::new(0), range, gather);
+        if let Ok(all) = VirtRange::new(VirtAddr::new(0), u64::MAX) {
+            // SAFETY: passed on to the caller.
+            unsafe { self.free_empty_tables_in(range, all, gather) }
+        }
+    }
+
+    /// As [`free_empty_tables`](Self::free_empty_tables), but frees only tables
+    /// that lie wholly inside `gap`. A table at its edge may be empty and still
+    /// belong to a mapping beyond it, whose rmap walkers come without the mmap
+    /// lock.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds the mmap lock's exclusive side, and no VMA over `gap` is
+    /// in an rmap tree. Lockless walkers may be inside.
+    pub unsafe fn free_empty_tables_in<T>(
+        &self,
+        range: VirtRange,
+        gap: VirtRange,
+        gather: &mut Gather<'_, S, T>,
+    ) {
+        self.free_below(self.root(), S::Arch::top(), VirtAddr::new(0), range, gap, gather);
     }
 
     /// Whether the table is empty afterwards.
@@ -26,6 +47,7 @@ impl<S: TableSpace> PageTables<S> {
         level: Level,
         base: VirtAddr,
         range: VirtRange,
+        gap: VirtRange,
         gather: &mut Gather<'_, S, T>,
     ) -> bool {
         // SAFETY: linked, and freed by nobody but this call (see above).
@@ -44,7 +66,8 @@ impl<S: TableSpace> PageTables<S> {
             else {
                 continue;
             };
-            if self.free_below(child, child_level, span.start(), part, gather) {
+            let empty = self.free_below(child, child_level, span.start(), part, gap, gather);
+            if empty && gap.covers(span) {
                 let guard = view.desc().lock().lock();
                 S::Arch::swap_upper(view.table(), index, <S::Arch as Arch>::Entry::NONE);
                 view.desc().count(-1);
