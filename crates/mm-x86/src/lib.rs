@@ -8,7 +8,8 @@
 //!   moves to a software bit, *SavedDirty*, and back (rules SHSTK-01..05, the
 //!   private module `saved_dirty`). It follows that "may a store go through" is
 //!   a predicate over two bits, and that ignoring dirty in a comparison can
-//!   ignore writability (rule BATCH-19). [`LongMode::scan`] says what it keeps.
+//!   ignore writability (rule BATCH-19): a scan keeps D in the comparison where
+//!   it decides writability.
 //! * **Frames of non-present entries are stored inverted**, so that no
 //!   speculative access reaches a cacheable address through them (rules PTE-08,
 //!   SWP-03). Going one frame further then *subtracts* from the raw value.
