@@ -282,18 +282,17 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
     /// FOLIO-02, PSPLIT-02): one reference and one mapping per page instead of
     /// one of each. Every page is exclusive if the head was.
     ///
-    /// # Errors
-    ///
-    /// If the references do not fit; nothing is changed then.
-    pub fn split_pmd_counts(&self, mm: MmId) -> Result<(), crate::GrabError> {
+    /// Never fails (rule PSPLIT-01): mappings are not held to the limit of
+    /// references that grabs are held to. A count beyond it refuses every grab
+    /// and is still right.
+    pub fn split_pmd_counts(&self, mm: MmId) {
         debug_assert!(self.is_anon() && self.entire_mapcount() > 0);
         // References before mappings (rule FOLIO-03).
-        self.grab::<crate::Get>(self.nr_pages() - 1)?.hand_over();
+        self.head_record().refs.fetch_add(self.nr_pages() - 1, Relaxed);
         if self.map.page_exclusive(self.head()) {
             self.map.set_exclusive(self.head(), self.nr_pages() as usize);
         }
         self.add_ptes(0, self.nr_pages(), mm);
         self.remove_pmd(mm);
-        Ok(())
     }
 }
