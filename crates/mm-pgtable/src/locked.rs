@@ -302,4 +302,19 @@ impl<'g, S: TableSpace> LockedPmd<'g, S> {
         S::Arch::fill(table, 0, n, e);
         desc.count(n as i32);
     }
+    /// Writes one empty entry of an unlinked table, before it is linked: where
+    /// the entries are not a run (all of them the zero page).
+    ///
+    /// # Panics
+    ///
+    /// If `index` exceeds the table.
+    pub fn set_unlinked(&mut self, frame: TableFrame, index: usize, e: E<S>) {
+        // SAFETY: unlinked, so nobody else reads or writes it.
+        let (table, desc) = unsafe {
+            let t = self.tables.space().tables();
+            (t.table(frame).as_ref(), t.desc(frame).as_ref())
+        };
+        S::Arch::fill(table, index, 1, e);
+        desc.count(1);
+    }
 }
