@@ -1,0 +1,148 @@
+//! Checks that the trees, and what walks find through them, are as they must be.
+//!
+//! For tests and simulators: nothing may change meanwhile.
+
+use crate::{AnonTrees, Hit, MappedWalk, RmapPlatform, Seek, Strict};
+use core::ops::ControlFlow;
+use mm_folio::{AnonId, Folio};
+
+/// What is wrong with the trees (rule RMAP-20).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum GraphFault {
+    /// A tree claims another number of children than there are.
+    Children {
+        /// The tree.
+        tree: AnonId,
+        /// Counted.
+        counted: u32,
+        /// Claimed.
+        claimed: u32,
+    },
+    /// A tree claims another number of active VMAs than there are.
+    Active {
+        /// The tree.
+        tree: AnonId,
+        /// Counted.
+        counted: u32,
+        /// Claimed.
+        claimed: u32,
+    },
+    /// An active VMA of a tree is of another space than its other ones.
+    Owner(AnonId),
+    /// Links are not in order, or do not say what their member says.
+    Links(AnonId),
+    /// A tree's parent or root is gone, or of another family.
+    Family(AnonId),
+    /// A tree without VMAs and children was not freed.
+    Empty(AnonId),
+    /// A VMA is not in the tree that its new folios name.
+    OwnTree(AnonId),
+    /// A VMA is in a tree but not in the tree's parent.
+    Inheritance(AnonId),
+}
+
+/// What the map count of a folio says, and what was found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MapcountFault {
+    /// Entries found by a walk.
+    pub found: u32,
+    /// The folio's map count.
+    pub claimed: u32,
+}
+
+impl<P: RmapPlatform> AnonTrees<P> {
+    /// Number of trees.
+    pub fn nr_trees(&self) -> usize {
+        let mut n = 0;
+        self.each_grove(|_, g| n += g.trees.iter().count());
+        n
+    }
+    /// Number of VMAs that are in trees.
+    pub fn nr_members(&self) -> usize {
+        let mut n = 0;
+        self.each_grove(|_, g| n += g.members.iter().count());
+        n
+    }
+
+    /// Recounts the graph and reports every fault.
+    pub fn audit(&self, bad: &mut dyn FnMut(GraphFault)) {
+        self.each_grove(|lock, grove| {
+            for (slot, tree) in grove.trees.iter() {
+                let id = Self::id(lock, slot);
+                let children = grove.trees.iter().filter(|(_, t)| t.parent == slot).count() as u32;
+                if children != tree.nr_children {
+                    bad(GraphFault::Children {
+                        tree: id,
+                        counted: children,
+                        claimed: tree.nr_children,
+                    });
+                }
+                let active = || grove.members.iter().filter(|(_, m)| m.own == slot);
+                let counted = active().count() as u32;
+                if counted != tree.nr_active {
+                    bad(GraphFault::Active { tree: id, counted, claimed: tree.nr_active });
+                }
+                if active().any(|(_, m)| m.mm_id != tree.owner) {
+                    bad(GraphFault::Owner(id));
+                }
+                let ordered = tree.links.is_sorted_by_key(|l| l.first);
+                let true_links = tree.links.iter().all(|l| {
+                    grove.members.get(l.member).is_some_and(|m| {
+                        m.pgoff == l.first && m.nr_pages == l.nr && m.trees.contains(&slot)
+                    })
+                });
+                let listed = grove.members.iter().filter(|(_, m)| m.trees.contains(&slot)).count();
+                if !ordered || !true_links || listed != tree.links.len() {
+                    bad(GraphFault::Links(id));
+                }
+                let family = |t: u32| grove.trees.get(t).is_some_and(|t| t.root == tree.root);
+                let is_root = tree.root == slot;
+                if !family(tree.parent) || !family(tree.root) || is_root != (tree.parent == slot) {
+                    bad(GraphFault::Family(id));
+                }
+                if tree.links.is_empty() && tree.nr_children <= u32::from(is_root) {
+                    bad(GraphFault::Empty(id));
+                }
+            }
+            for (_, m) in grove.members.iter() {
+                if !m.trees.contains(&m.own) {
+                    bad(GraphFault::OwnTree(Self::id(lock, m.own)));
+                }
+                for &tree in &m.trees {
+                    let parent = grove.trees.get(tree).map(|t| t.parent);
+                    if !parent.is_some_and(|p| m.trees.contains(&p)) {
+                        bad(GraphFault::Inheritance(Self::id(lock, tree)));
+                    }
+                }
+            }
+        });
+    }
+
+    /// Counts the entries that map an anonymous folio, through the trees (rule
+    /// INV-5). The folio is locked.
+    pub fn count_mappings(&self, folio: Folio<'_, P>) -> u32 {
+        let mut found = 0;
+        self.walk(folio, &mut |mm, visit| {
+            let mut walk = MappedWalk::<P, Strict>::new(mm, &visit, folio, Seek::Mappings);
+            while let Some(hit) = walk.next_hit() {
+                found += match hit {
+                    Hit::Pmd(_) | Hit::Pte(_) => 1,
+                };
+            }
+            ControlFlow::Continue(())
+        });
+        found
+    }
+    /// Whether as many entries map the folio as its map count says (rule INV-5). Takes
+    /// the folio lock if it is free; a locked folio must be locked by the caller.
+    ///
+    /// # Errors
+    ///
+    /// If not.
+    pub fn audit_folio(&self, folio: Folio<'_, P>) -> Result<(), MapcountFault> {
+        let _locked = folio.try_lock();
+        let (found, claimed) = (self.count_mappings(folio), folio.mapcount());
+        if found == claimed { Ok(()) } else { Err(MapcountFault { found, claimed }) }
+    }
+}

@@ -1,0 +1,114 @@
+//! A PMD leaf becomes a table of PTEs.
+
+use crate::RmapPlatform;
+use mm_arch::{AccessKind, Arch, Entry, Level, Pfn, Protection, Rights, VirtAddr, WriteKind};
+use mm_folio::FolioFlags;
+use mm_pgtable::{LockedEntry, LockedPmd, TablesStay};
+use mm_vma::{Event, Mm, Observer, Platform};
+
+type E<P> = <<P as mm_pgtable::TableSpace>::Arch as Arch>::Entry;
+
+/// Splits the PMD leaf that maps `va`, if there is one: afterwards PTEs map the
+/// same pages with the same rights (rules PSPLIT-01..05). Never fails: the table was
+/// deposited when the leaf was made.
+///
+/// Nothing that an access could see changes, nor do the resident-set counters.
+/// The folio gets a reference and a mapping per page, and every page is
+/// exclusive if the head was. A leaf of the huge zero folio becomes entries of the
+/// zero page that keep uffd-wp.
+///
+/// # Panics
+///
+/// If the leaf has no deposited table.
+pub fn split_pmd<P: RmapPlatform>(mm: &Mm<P>, stay: TablesStay<'_>, va: VirtAddr) {
+    // A PTE table, a hole, or something non-present (a migration entry): no leaf.
+    if let LockedEntry::Huge(locked) = mm.tables().lock_entry(stay, va)
+        && locked.entry().is_leaf(Level::Pmd)
+    {
+        split_locked_pmd(mm, locked);
+    }
+}
+
+/// As [`split_pmd`], of a leaf that is locked already; gives the lock back.
+///
+/// # Panics
+///
+/// If the leaf has no deposited table.
+pub fn split_locked_pmd<P: RmapPlatform>(mm: &Mm<P>, mut locked: LockedPmd<'_, P>) {
+    let seen = locked.entry();
+    if !seen.is_leaf(Level::Pmd) {
+        return;
+    }
+    let platform = mm.platform();
+    let nr = P::Arch::nr_entries(Level::Pte);
+    let Some(frame) = locked.withdraw() else {
+        panic!("the PMD leaf at {} has no deposited table", locked.at().va)
+    };
+    // Hardware must not use the leaf any more, nor set bits in it, while the
+    // PTEs are made from it; lockless readers must still see something there,
+    // not a hole (rules PTE-20, PSPLIT-02).
+    let mut owed = mm.tables().tlb().obligation();
+    let old = locked.swap(seen.mkinvalid(Level::Pmd), &mut owed);
+    owed.pay();
+
+    let head = old.pfn(Level::Pmd);
+    if platform.memmap().is_huge_zero(head) {
+        let pte = zero_pte::<P>(old, platform.zero_page());
+        for index in 0..nr {
+            locked.set_unlinked(frame, index, pte);
+        }
+    } else {
+        let folio = platform.memmap().folio(head);
+        if old.is_dirty() {
+            folio.set_flag(FolioFlags::DIRTY);
+        }
+        // References, mappings and marks of the pages first, the mapping of the
+        // whole last: at no time does the folio look unmapped, or has it fewer
+        // references than mappings.
+        folio.split_pmd_counts(mm.id());
+        locked.fill_unlinked(frame, nr, pte_of::<P>(old));
+    }
+    // Publishing: who finds the table finds its entries. The invalid leaf is in
+    // no translation cache, so nothing more is owed.
+    let mut owed = mm.tables().tlb().obligation();
+    locked.swap(E::<P>::table(frame, Level::Pmd), &mut owed);
+    owed.already_done();
+    drop(locked);
+    platform.observer().event(Event::PmdSplit, 1);
+}
+
+/// The template of the PTEs under a leaf: the rights of the leaf itself, which
+/// knows them as well as the VMA does, and cannot be outrun by `mprotect`.
+fn template<P: Platform>(leaf: E<P>) -> Protection {
+    if leaf.is_protnone(Level::Pmd) {
+        return Protection::none();
+    }
+    let mut rights = Rights::READ | Rights::WRITE;
+    rights.set(Rights::EXEC, leaf.permits(AccessKind::Exec, Level::Pmd));
+    // Write permission is added below, where the leaf has it.
+    Protection { rights, writable_at_once: false, pkey: 0 }
+}
+
+/// The first of the PTEs that map what `leaf` maps.
+fn pte_of<P: Platform>(leaf: E<P>) -> E<P> {
+    let prot = P::Arch::prot(template::<P>(leaf));
+    let mut pte = E::<P>::leaf(leaf.pfn(Level::Pmd), prot, Level::Pte);
+    pte = if leaf.is_young() { pte.mkyoung() } else { pte.mkold() };
+    // Dirty before writable, and soft-dirty on its own (rule SHSTK-06).
+    if leaf.is_dirty() {
+        pte = pte.mkdirty();
+    }
+    pte = if leaf.is_soft_dirty() { pte.mksoft_dirty() } else { pte.clear_soft_dirty() };
+    if leaf.is_writable(Level::Pmd) {
+        let normal = leaf.permits(AccessKind::Write, Level::Pmd) || leaf.is_protnone(Level::Pmd);
+        pte = pte.mkwrite(if normal { WriteKind::Normal } else { WriteKind::ShadowStack });
+    }
+    if leaf.is_uffd_wp() { pte.mkuffd_wp() } else { pte }
+}
+
+/// The PTE of the zero page that stands for a part of the huge zero folio.
+fn zero_pte<P: Platform>(leaf: E<P>, zero: Pfn) -> E<P> {
+    let prot = P::Arch::prot(template::<P>(leaf));
+    let pte = E::<P>::leaf(zero, prot, Level::Pte).mkspecial();
+    if leaf.is_uffd_wp() { pte.mkuffd_wp() } else { pte }
+}

@@ -1,0 +1,109 @@
+//! Walks over everything that may map a folio.
+
+use crate::grove::Grove;
+use crate::{AnonTrees, RmapPlatform};
+use alloc::sync::Arc;
+use core::ops::ControlFlow;
+use mm_arch::{Arch, VirtAddr, VirtRange};
+use mm_folio::{Folio, FolioFlags};
+use mm_pgtable::TablesStay;
+use mm_vma::Mm;
+
+/// A part of a VMA in which pages of the folio may be mapped (rule RMAP-28).
+#[derive(Clone, Copy, Debug)]
+pub struct Visit<'w> {
+    /// The whole VMA.
+    pub vma: VirtRange,
+    /// Where page [`index`](Self::index) of the folio belongs.
+    pub va: VirtAddr,
+    /// The first page of the folio that lies inside the VMA.
+    pub index: u32,
+    /// Number of pages that lie inside; at least one.
+    pub nr_pages: u32,
+    /// No table of the space that covers the VMA is freed during the visit: the
+    /// VMA leaves the trees first, and the walk holds their lock.
+    pub stay: TablesStay<'w>,
+}
+
+/// How a walk ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WalkEnd {
+    /// Every VMA was visited.
+    Complete,
+    /// A visit broke the walk off (rule RMAP-29).
+    Stopped,
+    /// Nothing maps the folio, or it is not anonymous.
+    Unmapped,
+    /// Somebody changes the trees, and the caller did not want to wait.
+    Contended,
+}
+
+impl<P: RmapPlatform> AnonTrees<P> {
+    /// Visits every VMA that may map pages of an anonymous folio, and waits for
+    /// the trees if need be (rules RMAP-26..29).
+    ///
+    /// The folio is locked, so that its tree cannot change, and the caller holds a
+    /// reference. Visits may take page-table locks, and wait for none of the mmap
+    /// locks. A VMA whose address space is being torn down is skipped.
+    pub fn walk(
+        &self,
+        folio: Folio<'_, P>,
+        visit: &mut dyn FnMut(&Arc<Mm<P>>, Visit<'_>) -> ControlFlow<()>,
+    ) -> WalkEnd {
+        let Some((id, index)) = folio.anon() else { return WalkEnd::Unmapped };
+        let (grove, tree) = self.read(id);
+        Self::visit_all(&grove, tree, folio, index, visit)
+    }
+
+    /// As [`walk`](Self::walk), but gives up if it had to wait: reclaim has
+    /// other folios.
+    pub fn try_walk(
+        &self,
+        folio: Folio<'_, P>,
+        visit: &mut dyn FnMut(&Arc<Mm<P>>, Visit<'_>) -> ControlFlow<()>,
+    ) -> WalkEnd {
+        let Some((id, index)) = folio.anon() else { return WalkEnd::Unmapped };
+        let Some((grove, tree)) = self.try_read(id) else { return WalkEnd::Contended };
+        Self::visit_all(&grove, tree, folio, index, visit)
+    }
+
+    fn visit_all(
+        grove: &Grove<P>,
+        tree: u32,
+        folio: Folio<'_, P>,
+        index: u64,
+        visit: &mut dyn FnMut(&Arc<Mm<P>>, Visit<'_>) -> ControlFlow<()>,
+    ) -> WalkEnd {
+        debug_assert!(folio.has(FolioFlags::LOCKED), "a walk of a folio that is not locked");
+        // Under the lock and still mapped: the VMA that maps it is linked, so
+        // the id names the tree that the folio means. An unmapped folio may
+        // name a tree that is gone, or a new one.
+        if !folio.is_mapped() && !mm_sync::mutant!("rmap.walk.no_recheck") {
+            return WalkEnd::Unmapped;
+        }
+        let Some(tree) = grove.trees.get(tree) else { return WalkEnd::Unmapped };
+        let nr_pages = u64::from(folio.nr_pages());
+        for link in tree.overlapping(index, nr_pages) {
+            let Some(member) = grove.members.get(link.member) else { continue };
+            let Some(mm) = member.mm.upgrade() else { continue };
+            // Where the folio begins below the VMA, the VMA's first page is the
+            // first to look at.
+            let first = index.max(link.first);
+            let end = index.saturating_add(nr_pages).min(link.first.saturating_add(link.nr));
+            let visited = Visit {
+                vma: member.range,
+                va: member.range.start().add_units(first - link.first, P::Arch::PAGE_SHIFT),
+                index: (first - index) as u32,
+                nr_pages: (end - first) as u32,
+                // SAFETY: tables under a VMA are freed only after it left the
+                // trees, for which the lock that `grove` is borrowed from is
+                // taken exclusively.
+                stay: unsafe { TablesStay::new() },
+            };
+            if visit(&mm, visited).is_break() {
+                return WalkEnd::Stopped;
+            }
+        }
+        WalkEnd::Complete
+    }
+}
