@@ -260,8 +260,10 @@ fn item_below(lines: &[&str]) -> String {
 
 /// `A-01, B-02..04, C-05/06.` as single ids.
 fn expand(text: &str) -> Vec<Cited> {
-    // Free text after the full stop explains; it cites nothing.
-    let text = text.split(". ").next().unwrap_or_default().trim_end_matches('.');
+    // Free text behind explains; it cites nothing.
+    let end =
+        [". ", ": ", " ("].iter().filter_map(|mark| text.find(mark)).min().unwrap_or(text.len());
+    let text = text[..end].trim_end_matches(['.', ':']);
     let mut ids = Vec::new();
     for part in text.split([',', ';']).map(str::trim).filter(|p| !p.is_empty()) {
         match expand_part(part) {
@@ -370,6 +372,7 @@ mod tests {
         );
         assert_eq!(expand("P-RACE-01..P-RACE-02"), ok(&["P-RACE-01", "P-RACE-02"]));
         assert_eq!(expand("MM-008/MM-009. The second half is S-CW3's."), ok(&["MM-008", "MM-009"]));
+        assert_eq!(expand("CONT-18: which blocks, and when."), ok(&["CONT-18"]));
     }
 
     #[test]
