@@ -273,8 +273,8 @@ impl AuditLog {
         let mut found = Vec::new();
         let mut tallies: BTreeMap<Pfn, Tally> = BTreeMap::new();
         self.tally_mappings(map, &mut tallies, &mut found);
-        let pinned = self.tally_holds(map, &mut tallies, &mut found);
-        let mut gauges = Gauges { pinned, ..Gauges::default() };
+        self.tally_holds(map, &mut tallies, &mut found);
+        let mut gauges = Gauges::default();
         check_free(map, &mut found);
         for folio in map.alive() {
             let none = Tally::new(folio.nr_pages() as usize);
@@ -337,8 +337,7 @@ impl AuditLog {
         map: &MemMap<F>,
         tallies: &mut BTreeMap<Pfn, Tally>,
         found: &mut Vec<Violation>,
-    ) -> u64 {
-        let mut pinned = 0;
+    ) {
         for &(pfn, n, hold) in &self.holds {
             if !map.contains(pfn) || (map.is_zero_page(pfn) && matches!(hold, Hold::Pin)) {
                 continue;
@@ -357,14 +356,12 @@ impl AuditLog {
             let units = match hold {
                 Hold::Named(_) => 1,
                 Hold::Pin => {
-                    pinned += u64::from(n);
                     tally.pins += n;
                     if folio.has_pincount() { 1 } else { i64::from(PIN_BIAS) }
                 }
             };
             tally.refs += i64::from(n) * units;
         }
-        pinned
     }
 
     fn check_writable<F: FolioSpace>(&self, map: &MemMap<F>, found: &mut Vec<Violation>) {
@@ -488,7 +485,6 @@ fn check_slots<F: FolioSpace>(folio: Folio<'_, F>, tally: &Tally, found: &mut Ve
 /// The gauges, recounted.
 #[derive(Default)]
 struct Gauges {
-    pinned: u64,
     anon: u64,
     file: u64,
     anon_thps: u64,
@@ -514,13 +510,11 @@ impl Gauges {
     }
     fn compare<F: FolioSpace>(&self, map: &MemMap<F>, found: &mut Vec<Violation>) {
         let stats = map.stats();
-        let pins = stats.foll_pin_acquired.get().wrapping_sub(stats.foll_pin_released.get());
         let partially = stats.order.iter().map(|o| o.nr_anon_partially_mapped.get()).sum();
         for (name, expected, got) in [
             ("nr_anon_mapped", self.anon, stats.nr_anon_mapped.get()),
             ("nr_file_mapped", self.file, stats.nr_file_mapped.get()),
             ("nr_anon_thps", self.anon_thps, stats.nr_anon_thps.get()),
-            ("pins outstanding", self.pinned, pins),
             ("nr_anon_partially_mapped", self.partially, partially),
             ("deferred queue", self.queued, map.deferred_len() as u64),
         ] {

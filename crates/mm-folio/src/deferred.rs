@@ -7,6 +7,7 @@
 use crate::refs::{FolioRef, Get};
 use crate::{Folio, FolioFlags, FolioSpace, MemMap};
 use mm_sync::atomic::Ordering::Relaxed;
+use mm_sync::{mutant, ord};
 
 /// The end of the list; a link of zero means "not on it".
 const END: u64 = u64::MAX;
@@ -59,8 +60,12 @@ impl<F: FolioSpace> MemMap<F> {
     }
     fn dequeue(&self, queue: &mut DeferredQueue, head: usize) {
         let me = head as u64 + 1;
-        let next = self.link(me, 0).swap(0, Relaxed);
-        let prev = self.link(me, 1).swap(0, Relaxed);
+        let next = self.link(me, 0).load(Relaxed);
+        let prev = self.link(me, 1).load(Relaxed);
+        self.link(me, 1).store(0, Relaxed);
+        // The last access: who sees the folio off the queue may free it without
+        // the lock. Release pairs with the Acquire of `is_queued`.
+        self.link(me, 0).store(0, ord!("folio.deferred.unlink", Release));
         match prev {
             END => queue.first = next,
             prev => self.link(prev, 0).store(next, Relaxed),
@@ -85,13 +90,19 @@ impl<F: FolioSpace> MemMap<F> {
         while queue.first != END {
             let head = queue.first as usize - 1;
             let folio = Folio { map: self, head };
+            // While it is queued its last holder waits for our lock before it
+            // touches the records, so no second look at the head is needed.
+            let got = self.grab_queued(head);
+            if !got && !mutant!("folio.deferred.late_forget") {
+                folio.forget_partially_mapped();
+            }
             self.dequeue(&mut queue, head);
-            // Under the queue lock the records are those of a queued folio, so
-            // no second look at the head is needed.
-            if self.grab_queued(head) {
+            if got {
                 return Some(FolioRef::from_counted(folio, 1));
             }
-            folio.forget_partially_mapped();
+            if mutant!("folio.deferred.late_forget") {
+                folio.forget_partially_mapped();
+            }
         }
         None
     }
@@ -102,7 +113,7 @@ impl<F: FolioSpace> Folio<'_, F> {
         self.order() > 1
     }
     fn is_queued(&self) -> bool {
-        self.tail(3).words[0].load(Relaxed) != 0
+        self.tail(3).words[0].load(ord!("folio.deferred.queued", Acquire)) != 0
     }
     /// Whether the folio waits for a split.
     pub fn is_deferred(&self) -> bool {

@@ -1,14 +1,14 @@
 //! The memory map itself: allocation, freeing, and finding a page's folio.
 
 use crate::deferred::DeferredQueue;
-use crate::record::{Compound, Line, Record};
+use crate::record::{Compound, Record};
 use crate::refs::{FolioRef, Get, RefKind};
 use crate::stats::MAX_ORDERS;
 use crate::{AllocError, Folio, FolioFlags, FolioSource, FolioSpace, FolioStats};
 use alloc::vec::Vec;
 use mm_arch::Pfn;
 use mm_sync::atomic::{AtomicU64, Ordering::Relaxed};
-use mm_sync::{Mutex, fence, ord};
+use mm_sync::{Mutex, fence, mutant, ord};
 
 /// The records of a range of frames.
 ///
@@ -20,17 +20,22 @@ use mm_sync::{Mutex, fence, ord};
 /// * Compound words change only while the folio's count is zero and the caller
 ///   owns that: at allocation, at free, and in a split of a frozen folio.
 pub struct MemMap<F: FolioSpace> {
-    /// Frame of record 0: even, so that a head shares its line with tail 1.
+    /// Frame of record 0, modulo 2^64: such that the record of an even frame
+    /// starts a cache line. Records before `first` stand for no frame: their
+    /// count of references is zero for ever.
     base: u64,
     first: Pfn,
     nr_frames: u64,
-    lines: Vec<Line>,
+    records: Vec<Record>,
     pub(crate) exclusive: Vec<AtomicU64>,
     pub(crate) deferred: Mutex<F::FolioLock, DeferredQueue>,
     pub(crate) pincount_min_order: u32,
     source: F::Source,
     pub(crate) stats: FolioStats,
 }
+
+/// Bytes of a cache line: two records.
+const CACHE_LINE: usize = 64;
 
 impl<F: FolioSpace> MemMap<F> {
     /// The map of `nr_frames` frames from `first` on, all of them free.
@@ -55,11 +60,14 @@ impl<F: FolioSpace> MemMap<F> {
         source: F::Source,
         pincount_min_order: u32,
     ) -> Result<Self, AllocError> {
-        let base = first.get() & !1;
-        let nr = usize::try_from(nr_frames + (first.get() - base)).map_err(|_| AllocError)?;
-        let mut lines = Vec::new();
-        lines.try_reserve_exact(nr.div_ceil(2)).map_err(|_| AllocError)?;
-        lines.extend((0..nr.div_ceil(2)).map(|_| Line([Record::new(), Record::new()])));
+        // At most three records more than frames, see `base`.
+        let nr =
+            usize::try_from(nr_frames).ok().and_then(|nr| nr.checked_add(3)).ok_or(AllocError)?;
+        let mut records = Vec::new();
+        records.try_reserve_exact(nr).map_err(|_| AllocError)?;
+        records.extend((0..nr).map(|_| Record::new()));
+        let half_line = u64::from(!records.as_ptr().addr().is_multiple_of(CACHE_LINE));
+        let base = (first.get() & !1).wrapping_sub(half_line);
         let mut exclusive = Vec::new();
         exclusive.try_reserve_exact(nr.div_ceil(64)).map_err(|_| AllocError)?;
         exclusive.extend((0..nr.div_ceil(64)).map(|_| AtomicU64::new(0)));
@@ -67,7 +75,7 @@ impl<F: FolioSpace> MemMap<F> {
             base,
             first,
             nr_frames,
-            lines,
+            records,
             exclusive,
             deferred: Mutex::new(DeferredQueue::default()),
             pincount_min_order: pincount_min_order.max(1),
@@ -103,7 +111,7 @@ impl<F: FolioSpace> MemMap<F> {
     }
     /// Bytes that the map itself takes.
     pub fn metadata_bytes(&self) -> usize {
-        self.lines.len() * size_of::<Line>() + self.exclusive.len() * size_of::<AtomicU64>()
+        self.records.len() * size_of::<Record>() + self.exclusive.len() * size_of::<AtomicU64>()
     }
 
     /// Allocates a folio: one reference, no mapping, no flag (rule FOLIO-12).
@@ -223,17 +231,23 @@ impl<F: FolioSpace> MemMap<F> {
         &self.record(self.index(pfn)).content
     }
 
+    /// The record of `pfn`, if the map has one.
+    #[inline(always)]
+    pub(crate) fn lookup(&self, pfn: Pfn) -> Option<(usize, &Record)> {
+        let index = self.index(pfn);
+        Some((index, self.records.get(index)?))
+    }
     #[inline]
     pub(crate) fn index(&self, pfn: Pfn) -> usize {
         pfn.get().wrapping_sub(self.base) as usize
     }
     #[inline]
     pub(crate) fn pfn(&self, index: usize) -> Pfn {
-        Pfn::new(self.base + index as u64)
+        Pfn::new(self.base.wrapping_add(index as u64))
     }
     #[inline]
     pub(crate) fn record(&self, index: usize) -> &Record {
-        &self.lines[index / 2].0[index % 2]
+        &self.records[index]
     }
 
     /// Drops `units` of the count of references.
@@ -271,7 +285,9 @@ impl<F: FolioSpace> MemMap<F> {
             rec.clear();
             // A stale reader that counts itself in on a later folio at `head`
             // must not find this page still pointing there.
-            rec.compound.store(Compound::FREE.0, Relaxed);
+            if !mutant!("folio.free.keep_tails") {
+                rec.compound.store(Compound::FREE.0, Relaxed);
+            }
             rec.content.retired();
         }
         self.source.free(pfn, order);

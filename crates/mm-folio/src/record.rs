@@ -17,7 +17,10 @@ use mm_sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use static_assertions::const_assert;
 
 /// What the memory map knows about one page.
-#[repr(C)]
+///
+/// Two records are one cache line; the map makes the head of a large folio (of
+/// even frame number) the first of its line.
+#[repr(C, align(32))]
 pub(crate) struct Record {
     /// References of the folio (head); zero while free, frozen or a tail.
     pub refs: AtomicU32,
@@ -33,16 +36,11 @@ pub(crate) struct Record {
     pub content: Live,
 }
 
-/// A pair of records: a head of even frame number and its tail 1.
-#[repr(C, align(64))]
-pub(crate) struct Line(pub [Record; 2]);
-
 /// Bytes of memory map per 4 KiB page that must not be exceeded.
 const MAX_BYTES_PER_PAGE: usize = 40;
 /// Whether the atomics are plain memory (a model checker's are not).
 const PLAIN: bool = size_of::<AtomicU32>() == 4;
 const_assert!(!PLAIN || size_of::<Record>() == 32);
-const_assert!(!PLAIN || size_of::<Line>() == 64);
 // A record and a bit in the exclusive bitmap.
 const_assert!(!PLAIN || size_of::<Record>() * 8 < MAX_BYTES_PER_PAGE * 8);
 

@@ -90,13 +90,20 @@ impl FolioRun {
 pub struct FolioRef<'m, F: FolioSpace, K: RefKind> {
     folio: Folio<'m, F>,
     n: u32,
+    // Known from the word that the grab compared: hot paths need not load it again.
+    large: bool,
     _kind: PhantomData<K>,
 }
 
 impl<'m, F: FolioSpace, K: RefKind> FolioRef<'m, F, K> {
     #[inline]
     pub(crate) fn from_counted(folio: Folio<'m, F>, n: u32) -> Self {
-        FolioRef { folio, n, _kind: PhantomData }
+        FolioRef { folio, n, large: folio.is_large(), _kind: PhantomData }
+    }
+    /// Whether the folio has more than one page; costs no load.
+    #[inline]
+    pub fn is_large(&self) -> bool {
+        self.large
     }
     /// The folio.
     #[inline]
@@ -173,7 +180,7 @@ impl<F: FolioSpace, K: RefKind> fmt::Debug for FolioRef<'_, F, K> {
 
 impl<F: FolioSpace> MemMap<F> {
     /// Adds `units` unless the count is zero, or they do not fit.
-    #[inline]
+    #[inline(always)]
     fn add_unless_zero(&self, head: usize, units: u32) -> bool {
         let refs = &self.record(head).refs;
         if mutant!("folio.get.not_unless_zero") {
@@ -209,14 +216,11 @@ impl<F: FolioSpace> MemMap<F> {
     /// is seen by the caller's second look at the entry (rule RMAP-19).
     ///
     /// Pins of the zero page succeed without counting anything (rule PIN-03).
-    #[inline]
+    #[inline(always)]
     pub fn try_grab<K: RefKind>(&self, pfn: Pfn, n: u32) -> Option<FolioRef<'_, F, K>> {
         debug_assert!(n > 0);
-        if !self.contains(pfn) {
-            return None;
-        }
-        let page = self.index(pfn);
-        let mut seen = self.record(page).compound();
+        let (page, record) = self.lookup(pfn)?;
+        let mut seen = record.compound();
         let folio = loop {
             if K::PINS && seen.is_zero_page() {
                 return Some(FolioRef::from_counted(Folio { map: self, head: page }, n));
@@ -230,24 +234,23 @@ impl<F: FolioSpace> MemMap<F> {
             }
             // The page may have left that folio in between (rule PIN-06). With
             // a reference on it, it cannot leave any more.
-            let now = self.record(page).compound();
+            let now = record.compound();
             if now == seen || mutant!("folio.no_head_recheck") {
                 break Folio { map: self, head };
             }
             self.put_units(head, units);
             hint::spin_loop();
-            seen = self.record(page).compound();
+            seen = record.compound();
         };
         if K::PINS {
             if !seen.is_small() && !self.pin_stable(folio, n) {
                 return None;
             }
-            self.stats.foll_pin_acquired.add(u64::from(n));
             fence_after_rmw!("gup.pin.mb");
         } else {
             fence_after_rmw!("gup.get.mb");
         }
-        Some(FolioRef::from_counted(folio, n))
+        Some(FolioRef { folio, n, large: !seen.is_small(), _kind: PhantomData })
     }
 
     /// A reference for the deferred-split scan, unless the folio is dying.
@@ -279,7 +282,6 @@ impl<F: FolioSpace> MemMap<F> {
             if folio.is_zero_page() {
                 return;
             }
-            self.stats.foll_pin_released.add(u64::from(n));
             if folio.has_pincount() {
                 if mutant!("folio.unpin.late") {
                     self.put_units(head, n);
@@ -349,11 +351,8 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
                 return Err(error(old));
             }
         }
-        if K::PINS {
-            if counted {
-                self.pins_word().fetch_add(u64::from(n), Relaxed);
-            }
-            self.map.stats.foll_pin_acquired.add(u64::from(n));
+        if K::PINS && counted {
+            self.pins_word().fetch_add(u64::from(n), Relaxed);
         }
         Ok(())
     }
@@ -464,5 +463,196 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
                 rec.compound.store(Compound::tail((i % per) as u32).0, Relaxed);
             }
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::testing::*;
+    use std::vec::Vec;
+
+    fn state(f: Folio<'_, Space>) -> (i32, u32) {
+        (f.refcount(), f.pincount())
+    }
+    fn with_refs(f: Folio<'_, Space>, refs: i32) {
+        f.head_record().refs.store(refs as u32, Relaxed);
+    }
+
+    /// Rules: PIN-01, FOLIO-25.
+    #[test]
+    fn what_gets_and_pins_are_worth() {
+        let map = map(64);
+        for (order, n, get, pin) in [
+            (0u32, 1u32, (2, 0), (1 + 1024, 0)),
+            (0, 3, (4, 0), (1 + 3 * 1024, 0)),
+            (1, 2, (3, 0), (3, 2)),
+            (4, 1, (2, 0), (2, 1)),
+            (4, 16, (17, 0), (17, 16)),
+        ] {
+            let own = map.alloc(order).expect("frames");
+            let f = own.folio();
+            let last = f.page(f.nr_pages() - 1);
+            let held = map.try_grab::<Get>(last, n).expect("alive");
+            assert_eq!(state(f), get, "order {order}, fast");
+            drop(held);
+            let held = f.grab::<Get>(n).expect("room");
+            assert_eq!(state(f), get, "order {order}, slow");
+            drop(held);
+            let held = map.try_grab::<Pin>(last, n).expect("alive");
+            assert_eq!((state(f), f.maybe_dma_pinned()), (pin, true), "order {order}, fast");
+            drop(held);
+            let held = f.grab::<Pin>(n).expect("room");
+            assert_eq!((state(f), f.maybe_dma_pinned()), (pin, true), "order {order}, slow");
+            map.put_run::<Pin>(held.into_run(0));
+            assert_eq!((state(f), f.maybe_dma_pinned()), ((1, 0), false));
+        }
+    }
+
+    /// Rules: PIN-02.
+    #[test]
+    fn order_one_without_room_for_a_count_of_pins() {
+        let source = Frames::new(7, 64);
+        let map = MemMap::<Space>::with_pincount_from(Pfn::new(7), 64, source, 2).expect("memory");
+        let own = map.alloc(1).expect("frames");
+        let f = own.folio();
+        let fast = map.try_grab::<Pin>(f.page(1), 2).expect("alive");
+        assert_eq!((state(f), f.maybe_dma_pinned()), ((1 + 2048, 0), true));
+        let slow = f.grab::<Pin>(1).expect("room");
+        assert_eq!(state(f), (1 + 3 * 1024, 0));
+        drop((fast, slow));
+        assert_eq!(state(f), (1, 0));
+        let own = map.alloc(2).expect("frames");
+        let pin = map.try_grab::<Pin>(own.folio().page(3), 1).expect("alive");
+        assert_eq!(state(own.folio()), (2, 1));
+        drop(pin);
+    }
+
+    /// Rules: PIN-10, FOLIO-26, MM-012.
+    #[test]
+    fn maybe_pinned_is_a_threshold_or_a_count() {
+        let map = map(64);
+        let (small, large) = (map.alloc(0).expect("frames"), map.alloc(4).expect("frames"));
+        for (refs, pinned) in [(1, false), (1023, false), (1024, true), (-1, true), (-1024, true)] {
+            with_refs(small.folio(), refs);
+            assert_eq!(small.folio().maybe_dma_pinned(), pinned, "{refs} references");
+        }
+        with_refs(small.folio(), 1);
+        with_refs(large.folio(), 5000);
+        assert!(!large.folio().maybe_dma_pinned());
+        let pin = map.try_grab::<Pin>(large.folio().page(3), 1).expect("alive");
+        assert!(large.folio().maybe_dma_pinned());
+        drop(pin);
+        with_refs(large.folio(), 1);
+    }
+
+    /// Rules: PIN-04, PIN-11, PIN-19, MM-028.
+    #[test]
+    fn nothing_is_changed_at_the_limit() {
+        let map = map(64);
+        let (small, large) = (map.alloc(0).expect("frames"), map.alloc(4).expect("frames"));
+        for own in [&small, &large] {
+            let f = own.folio();
+            with_refs(f, i32::MAX - 2);
+            let mut get = map.try_grab::<Get>(f.head(), 1).expect("room for two");
+            get.grow(1).expect("room for one");
+            assert!(get.grow(1).is_err());
+            assert_eq!((get.n(), f.refcount()), (2, i32::MAX));
+            assert!(map.try_grab::<Get>(f.head(), 1).is_none());
+            assert!(map.try_grab::<Pin>(f.head(), 1).is_none());
+            assert!(f.grab::<Pin>(1).is_err());
+            assert_eq!(state(f), (i32::MAX, 0));
+            drop(get);
+            assert_eq!(f.refcount(), i32::MAX - 2);
+            // A batch takes all of the rest or none of it.
+            with_refs(f, i32::MAX - 3);
+            let mut one = f.grab::<Get>(1).expect("room");
+            let error = one.grow(15).expect_err("no room");
+            assert_eq!(error, GrabError::Count { head: f.head(), refs: i32::MAX - 2, wanted: 15 });
+            assert_eq!((one.n(), f.refcount()), (1, i32::MAX - 2));
+            drop(one);
+            // Free or frozen, and negative.
+            for refs in [0, -5, i32::MIN] {
+                with_refs(f, refs);
+                assert!(map.try_grab::<Get>(f.head(), 1).is_none());
+                assert!(f.grab::<Get>(1).is_err());
+                assert_eq!(state(f), (refs, 0));
+            }
+            with_refs(f, 1);
+        }
+        // Numbers that would wrap when multiplied, or added.
+        for n in [1 << 22, u32::MAX / 1024 + 1, u32::MAX] {
+            assert!(map.try_grab::<Pin>(small.folio().head(), n).is_none(), "{n}");
+            assert!(small.folio().grab::<Pin>(n).is_err(), "{n}");
+        }
+        assert!(small.folio().grab::<Get>(u32::MAX).is_err());
+        assert_eq!((state(small.folio()), state(large.folio())), ((1, 0), (1, 0)));
+        let large_order_one_pin = large.folio().grab::<Get>(1 << 22).expect("room");
+        assert_eq!(large.folio().refcount(), 1 + (1 << 22));
+        drop(large_order_one_pin);
+    }
+
+    /// Rules: MM-011, REUSE-07.
+    #[test]
+    fn one_reference_more_than_mappings_is_a_legal_state() {
+        let map = map(64);
+        let f = fault(&map, 4, mm(1));
+        f.remove_ptes(7, nz(1), mm(1));
+        assert_eq!(f.counts_locked(|c| (c.refs, c.mapcount, c.shared)), (16, 15, false));
+        put(f, 1);
+        assert_eq!(f.counts_locked(|c| (c.refs, c.mapcount)), (15, 15));
+        unmap(f, 0, 7, mm(1));
+        unmap(f, 8, 8, mm(1));
+    }
+
+    /// Rules: PIN-05, PIN-06, FOLIO-05.
+    #[test]
+    fn free_and_foreign_frames_cannot_be_grabbed() {
+        let map = map(64);
+        let own = map.alloc(2).expect("frames");
+        let page = own.folio().page(3);
+        drop(own);
+        assert!(map.try_grab::<Get>(page, 1).is_none());
+        assert!(map.try_grab::<Get>(Pfn::new(6), 1).is_none(), "below the map");
+        assert!(map.try_grab::<Pin>(Pfn::new(7 + 64), 1).is_none(), "above the map");
+        assert!(map.try_grab::<Pin>(Pfn::new(u64::MAX), 1).is_none());
+        assert!(!map.is_zero_page(Pfn::new(0)) && !map.is_huge_zero(Pfn::new(1 << 40)));
+    }
+
+    /// Rules: FOLIO-09, FOLIO-01.
+    #[test]
+    fn references_are_values() {
+        let map = map(64);
+        let mut own = map.alloc(2).expect("frames");
+        let other = map.alloc(2).expect("frames");
+        own.grow(7).expect("room");
+        let three = own.split_off(3).expect("owned");
+        assert_eq!((own.n(), three.n()), (5, 3));
+        assert!(own.split_off(6).is_none());
+        assert_eq!(own.n(), 5);
+        own.merge(three).expect("the same folio");
+        let other = own.merge(other).expect_err("another folio");
+        drop(other);
+        let f = own.folio();
+        let run = own.into_run(1);
+        assert_eq!(run, FolioRun::new(f.head(), 1, 8));
+        assert_eq!(
+            FolioRun::new(f.head(), 1, 3).pages().collect::<Vec<_>>(),
+            [f.page(1), f.page(2), f.page(3)]
+        );
+        assert_eq!(f.refcount(), 8);
+        drop(map.adopt_run::<Get>(run));
+        assert_eq!(map.alive().count(), 0);
+    }
+
+    /// Rules: FOLIO-12.
+    #[test]
+    fn allocation_fails_without_harm() {
+        let map = map(8);
+        let own = map.alloc(2).expect("frames");
+        assert!(map.alloc(3).is_err());
+        assert!(map.alloc(63).is_err());
+        assert_eq!(map.alive().count(), 1);
+        drop(own);
     }
 }

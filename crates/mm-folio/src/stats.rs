@@ -20,9 +20,10 @@ pub struct FolioStats {
     pub nr_shmem_pmdmapped: Counter,
     /// Gauge: file pages mapped by a PMD entry.
     pub nr_file_pmdmapped: Counter,
-    /// Pages pinned so far (rule PIN-17).
+    /// Pages handed out to pinners so far (rule PIN-17). GUP counts here once
+    /// per call: an atomic per grab would double the price of a small page.
     pub foll_pin_acquired: Counter,
-    /// Pins given back so far; equal to the above when nobody holds a pin.
+    /// Pages that pinners gave back so far; equal to the above when nobody holds a pin.
     pub foll_pin_released: Counter,
     /// Folios that were in a bad state when their last reference went; they
     /// are kept from the allocator (rule FOLIO-11).

@@ -7,7 +7,7 @@ use crate::policy::{Batched, Batching, PerPage};
 use crate::unshare::unshared_pages;
 use crate::{FastPolicy, GupFlags, Sink};
 use mm_arch::{AccessKind, Arch, Entry, Level, Pinned, VirtAddr, respect};
-use mm_folio::{FolioFlags, FolioRun, FolioSpace, MemMap, RefKind};
+use mm_folio::{FolioFlags, FolioRef, FolioRun, FolioSpace, MemMap, RefKind};
 use mm_pgtable::{PageTables, Slot, Step, TableSpace, View};
 use mm_sync::{Quiescence, SeqCount, mutant};
 use mm_vma::{Event, Observer};
@@ -24,7 +24,7 @@ pub struct Walk<'a, S: TableSpace + FolioSpace, O: Observer> {
     pub observer: &'a O,
 }
 
-impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
+impl<'a, S: TableSpace + FolioSpace, O: Observer> Walk<'a, S, O> {
     /// Takes up to `nr` pages from `va` on, as long as each can be taken without
     /// a lock or a fault. The result is a prefix of the range (rule GUPF-07).
     ///
@@ -57,6 +57,9 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
             (FastPolicy::Run, false) => self.range::<K, Batched, false>(va, nr, flags, out),
             (FastPolicy::Run, true) => self.range::<K, Batched, true>(va, nr, flags, out),
         };
+        if K::PINS {
+            self.map.stats().foll_pin_acquired.add(got as u64);
+        }
         if let Some(seq) = seq
             && got > 0
             && !mutant!("gup.seq.no_check")
@@ -132,7 +135,7 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
             };
             // From here on nobody can free, split or collapse the folio, or
             // share its pages, without noticing: the grab ends in a full barrier.
-            let Some(mut refs) = self.map.try_grab::<K>(pfn, 1) else { break };
+            let Some(refs) = self.map.try_grab::<K>(pfn, 1) else { break };
             self.observer.event(Event::Grabs, 1);
             // It may not be the page that is mapped here any more; the table may
             // have been cut off. The PMD first (rule GUPF-12).
@@ -141,34 +144,60 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
             {
                 break;
             }
+            self.observer.event(Event::Atomics, if K::PINS && refs.is_large() { 2 } else { 1 });
+            let refs = if B::ON && refs.is_large() {
+                match self.rest_of_run::<K>(ptes, index, head, want - got, early, flags, refs) {
+                    Some(refs) => refs,
+                    None => break,
+                }
+            } else if !head.is_writable(Level::Pte)
+                && unshared_pages::<K, S>(None, flags, refs.folio(), pfn, 1) == 0
+            {
+                break;
+            } else {
+                refs
+            };
             let folio = refs.folio();
-            let large = folio.is_large();
-            self.observer.event(Event::Atomics, if K::PINS && large { 2 } else { 1 });
-            let mut n = 1;
-            if B::ON && large {
-                n = if early > 0 { early } else { self.scan(ptes, index, head, pfn, want - got) };
-                self.observer.event(Event::EntriesRead, n as u64 - 1);
-            }
-            if !head.is_writable(Level::Pte) {
-                n = unshared_pages::<K, S>(None, flags, folio, pfn, n);
-                if n == 0 {
-                    break;
-                }
-            }
-            if n > 1 {
-                // At the limit of the count: keep the head.
-                if refs.grow(n as u32 - 1).is_err() {
-                    n = 1;
-                } else {
-                    self.observer.event(Event::Grabs, 1);
-                    self.observer.event(Event::Atomics, if K::PINS { 2 } else { 1 });
-                }
-            }
             folio.set_flag(FolioFlags::REFERENCED);
+            got += refs.n() as usize;
             out.push(refs.into_run(folio.index_of(pfn)));
-            got += n;
         }
         got
+    }
+
+    /// The run behind a head that is held and verified: scanned, cut to what
+    /// needs no unsharing, and grabbed in one step; `None` (and the head given
+    /// back) if even the head must be unshared.
+    ///
+    /// Out of line: once per run of a large folio, and small folios keep their
+    /// registers.
+    #[inline(never)]
+    #[expect(clippy::too_many_arguments, reason = "split off the loop for its registers only")]
+    fn rest_of_run<K: RefKind>(
+        &self,
+        ptes: &View<'_, S, Pinned>,
+        index: usize,
+        head: <S::Arch as Arch>::Entry,
+        want: usize,
+        early: usize,
+        flags: GupFlags,
+        mut refs: FolioRef<'a, S, K>,
+    ) -> Option<FolioRef<'a, S, K>> {
+        let pfn = head.pfn(Level::Pte);
+        let mut n = if early > 0 { early } else { self.scan(ptes, index, head, pfn, want) };
+        self.observer.event(Event::EntriesRead, n as u64 - 1);
+        if !head.is_writable(Level::Pte) {
+            n = unshared_pages::<K, S>(None, flags, refs.folio(), pfn, n);
+            if n == 0 {
+                return None;
+            }
+        }
+        // At the limit of the count the head is kept.
+        if n > 1 && refs.grow(n as u32 - 1).is_ok() {
+            self.observer.event(Event::Grabs, 1);
+            self.observer.event(Event::Atomics, if K::PINS { 2 } else { 1 });
+        }
+        Some(refs)
     }
 
     /// Length of the run at `index`, at most `want`, inside table and folio.

@@ -39,6 +39,11 @@ impl Sink for Pages<'_> {
     fn push(&mut self, run: FolioRun) {
         let first = run.head.add(u64::from(run.first));
         // `reserve` made sure of the room.
+        if run.nr == 1 {
+            self.out[self.nr] = first;
+            self.nr += 1;
+            return;
+        }
         for (i, page) in self.out[self.nr..][..run.nr as usize].iter_mut().enumerate() {
             *page = first.add(i as u64);
         }
@@ -102,7 +107,10 @@ impl Sink for Runs {
             let excess = (self.nr - keep).min(last.nr as usize) as u32;
             last.nr -= excess;
             self.nr -= excess as usize;
-            map.put_run::<K>(FolioRun { head: last.head, first: last.first + last.nr, nr: excess });
+            crate::unpin::give_back_run::<K, F>(
+                map,
+                FolioRun { head: last.head, first: last.first + last.nr, nr: excess },
+            );
             if last.nr > 0 {
                 self.runs.push(last);
             }

@@ -37,8 +37,13 @@ impl<'m, P: Platform, K: RefKind> RunBuf<'m, P, K> {
     }
     /// Hands everything to `out`; number of pages.
     fn fill(mut self, out: &mut impl Sink) -> usize {
+        let mut counted = 0;
         for run in &self.runs[..self.nr] {
+            counted += crate::unpin::counted(self.map, run);
             out.push(*run);
+        }
+        if K::PINS {
+            self.map.stats().foll_pin_acquired.add(counted);
         }
         self.nr = 0;
         self.pages

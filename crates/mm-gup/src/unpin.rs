@@ -19,8 +19,33 @@ fn groups<F: FolioSpace>(map: &MemMap<F>, pages: &[Pfn], mut f: impl FnMut(Folio
     }
 }
 
+/// Gives back pins, and says so to the statistics: `nr` pages, the zero page
+/// not counted (rules PIN-03, PIN-17).
+fn released<F: FolioSpace>(map: &MemMap<F>, nr: u64) {
+    map.stats().foll_pin_released.add(nr);
+}
+
+/// The pages of `run` that the pin statistics count.
+pub(crate) fn counted<F: FolioSpace>(map: &MemMap<F>, run: &FolioRun) -> u64 {
+    if map.is_zero_page(run.head) { 0 } else { u64::from(run.nr) }
+}
+
+pub(crate) fn give_back_run<K: RefKind, F: FolioSpace>(map: &MemMap<F>, run: FolioRun) {
+    if K::PINS {
+        released(map, counted(map, &run));
+    }
+    map.put_run::<K>(run);
+}
+
 pub(crate) fn give_back_pages<K: RefKind, F: FolioSpace>(map: &MemMap<F>, pages: &[Pfn]) {
-    groups(map, pages, |run| map.put_run::<K>(run));
+    let mut nr = 0;
+    groups(map, pages, |run| {
+        nr += counted(map, &run);
+        map.put_run::<K>(run);
+    });
+    if K::PINS {
+        released(map, nr);
+    }
 }
 
 /// Gives back one pin per entry, in one step per run of one folio.
@@ -44,7 +69,7 @@ pub fn put_pages<F: FolioSpace>(map: &MemMap<F>, pages: &[Pfn]) {
 /// Gives back the pins of `runs`.
 pub fn unpin_runs<F: FolioSpace>(map: &MemMap<F>, runs: Vec<FolioRun>) {
     for run in runs {
-        map.put_run::<Pin>(run);
+        give_back_run::<Pin, F>(map, run);
     }
 }
 
@@ -64,5 +89,5 @@ pub fn unpin_run_dirty<F: FolioSpace>(map: &MemMap<F>, run: FolioRun) {
         folio.set_flag(FolioFlags::DIRTY);
         drop(locked);
     }
-    map.put_run::<Pin>(run);
+    give_back_run::<Pin, F>(map, run);
 }

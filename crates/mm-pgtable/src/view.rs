@@ -63,6 +63,14 @@ impl<'g, S: TableSpace, R: Right> View<'g, S, R> {
         self.desc.live().used();
         e
     }
+    /// The entry at `index` of an upper-level table, as [`get`](Self::get).
+    #[inline(always)]
+    pub fn upper(&self, index: usize) -> <S::Arch as Arch>::Entry {
+        debug_assert_ne!(self.level, Level::Pte);
+        let e = S::Arch::read_upper::<R>(self.table, index);
+        self.desc.live().used();
+        e
+    }
     /// The most entries that a run starting at `index` may have in this table.
     #[inline(always)]
     pub fn limit(&self, index: usize) -> BatchLimit {

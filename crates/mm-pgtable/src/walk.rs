@@ -39,7 +39,7 @@ impl<S: TableSpace> Slot<'_, S> {
     /// (rule GUPF-13). Ordered behind the caller's full barrier.
     #[inline]
     pub fn is_unchanged(&self) -> bool {
-        self.view.get(self.index) == self.entry
+        self.view.upper(self.index) == self.entry
     }
 }
 
@@ -83,7 +83,7 @@ impl<S: TableSpace> PageTables<S> {
                 };
             }
             let index = view.index_of(va);
-            let entry = view.get(index);
+            let entry = view.upper(index);
             let here = Slot { view, index, entry };
             match entry.as_table(level) {
                 Some(next) => frame = next,
