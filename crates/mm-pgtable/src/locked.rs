@@ -3,7 +3,8 @@
 use crate::{ClearedRun, PageTables, Run, TableMemory, TableSpace, View};
 use core::ops::Deref;
 use mm_arch::{
-    Arch, At, Entry, Flush, FlushScope, Held, Level, Live, Liveness, TableFrame, VirtRange,
+    Arch, At, Entry, Flush, FlushScope, Held, Level, Live, Liveness, TableFrame, VirtAddr,
+    VirtRange,
 };
 use mm_sync::LockGuard;
 
@@ -248,6 +249,16 @@ impl<'g, S: TableSpace> LockedPmd<'g, S> {
     /// The range that the entry maps.
     pub fn range(&self) -> Option<VirtRange> {
         VirtRange::new(self.at().va, 1 << S::Arch::shift(Level::Pmd)).ok()
+    }
+    /// Whether `va` is mapped through an entry of the same, locked, table.
+    pub fn covers(&self, va: VirtAddr) -> bool {
+        let bytes = (S::Arch::nr_entries(Level::Pmd) as u64) << S::Arch::shift(Level::Pmd);
+        va.get().wrapping_sub(self.view.va_of(0).get()) < bytes
+    }
+    /// Goes on with the entry of `va`, which the table [`covers`](Self::covers).
+    pub fn retarget(&mut self, va: VirtAddr) {
+        debug_assert!(self.covers(va), "{va} is in another table");
+        self.index = self.view.index_of(va);
     }
     /// Replaces the entry by exchange and returns the old one; `owed` grows if
     /// a CPU may hold it.
