@@ -1,0 +1,56 @@
+//! What an entry maps, asked in one place.
+
+use core::num::NonZeroU32;
+use mm_arch::{Arch, Entry, Level};
+use mm_folio::{Folio, FolioRef, FolioRun, Get};
+use mm_pgtable::{BatchLimit, Gather, TableSpace};
+use mm_vma::{Mm, Platform};
+
+pub(crate) type E<P> = <<P as TableSpace>::Arch as Arch>::Entry;
+
+/// References to unmapped pages, parked until the flush.
+pub type FolioGather<'g, P> = Gather<'g, P, FolioRef<'g, P, Get>>;
+
+/// The folio that a present leaf counts for: none for the zero pages and for
+/// frames without records.
+#[inline]
+pub(crate) fn counted_folio<'m, P: Platform>(
+    mm: &'m Mm<P>,
+    e: E<P>,
+    level: Level,
+) -> Option<Folio<'m, P>> {
+    let map = mm.platform().memmap();
+    let pfn = e.pfn(level);
+    let none = e.is_special()
+        || !map.contains(pfn)
+        || map.is_zero_page(pfn)
+        || (level == Level::Pmd && map.is_huge_zero(pfn));
+    (!none).then(|| map.folio(pfn))
+}
+
+/// Pages of `folio` from `first` on, as the bound of a run.
+#[inline]
+pub(crate) fn within<P: Platform>(
+    limit: BatchLimit,
+    left: usize,
+    folio: Folio<'_, P>,
+    first: u32,
+) -> BatchLimit {
+    limit.at_most(left).at_most((folio.nr_pages() - first) as usize)
+}
+
+/// The references of `n` pages whose mappings were just removed, to be parked.
+#[inline]
+pub(crate) fn owned<'m, P: Platform>(
+    mm: &'m Mm<P>,
+    folio: Folio<'m, P>,
+    first: u32,
+    n: NonZeroU32,
+) -> FolioRef<'m, P, Get> {
+    mm.platform().memmap().adopt_run(FolioRun::new(folio.head(), first, n.get()))
+}
+
+/// Base pages that a PMD leaf maps.
+pub(crate) fn pmd_pages<P: Platform>() -> u64 {
+    1 << P::Arch::order(Level::Pmd)
+}

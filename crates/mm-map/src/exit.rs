@@ -1,0 +1,34 @@
+//! The end of an address space.
+
+use crate::policy::{MapPolicy, by_policy};
+use crate::tables::free_tables;
+use crate::zap::{Guards, zap};
+use mm_arch::{Private, VirtAddr, VirtRange};
+use mm_pgtable::Gather;
+use mm_rmap::RmapPlatform;
+use mm_vma::Mm;
+
+/// Unmaps everything: entries, reverse-map trees, VMAs, tables.
+///
+/// No CPU runs in `mm` any more and none will, so entries are taken without
+/// exchange. Lockless walkers and walkers of the reverse-map trees may still
+/// come: the former are waited for by the quiescence domain, the latter by the
+/// locks of tables and trees.
+pub fn exit<P: RmapPlatform>(policy: &MapPolicy, mm: &Mm<P>) {
+    let mut vmas = mm.write();
+    let mut gather = Gather::new(mm.tables());
+    let trees = mm.platform().anon_trees();
+    for vma in vmas.iter() {
+        let (stay, range) = (vmas.stay(), vma.range());
+        by_policy!(policy, zap::<Private, P>(mm, stay, vma, range, Guards::Drop, &mut gather));
+    }
+    // Tables are freed only when no walker can find its way to them.
+    for vma in vmas.iter() {
+        trees.unlink(mm, vma);
+    }
+    if let Ok(all) = VirtRange::new(VirtAddr::new(0), u64::MAX) {
+        vmas.remove(all, |_| ());
+        free_tables(&mut vmas, all, &mut gather);
+    }
+    gather.finish();
+}

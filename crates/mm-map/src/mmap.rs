@@ -1,0 +1,87 @@
+//! Adding and removing mappings.
+
+use crate::MapError;
+use crate::entry::FolioGather;
+use crate::policy::{MapPolicy, by_policy};
+use crate::tables::free_tables;
+use crate::vmas::{check_range, merge, split_around};
+use crate::zap::{Guards, zap};
+use mm_arch::{Arch, Live, VirtRange};
+use mm_pgtable::Gather;
+use mm_rmap::RmapPlatform;
+use mm_vma::{MmWrite, Vma, VmaFlags};
+
+/// Maps anonymous private memory at `range`, which is free; joins it with
+/// neighbours that it continues.
+///
+/// A new mapping starts soft-dirty: what was mapped at its addresses before is
+/// history (rule PTE-14). It is accounted if it may be written to.
+///
+/// # Errors
+///
+/// If the range is not page-aligned, not in user space, or not free, or there is
+/// no memory; nothing changed then.
+pub fn mmap_anon<P: RmapPlatform>(
+    vmas: &mut MmWrite<'_, P>,
+    range: VirtRange,
+    flags: VmaFlags,
+) -> Result<(), MapError> {
+    check_range(vmas, range)?;
+    let mut flags = flags | VmaFlags::SOFTDIRTY;
+    if accountable(flags) {
+        flags |= VmaFlags::ACCOUNT;
+    }
+    let vma = Vma::anonymous(range, flags, P::Arch::PAGE_SHIFT);
+    vmas.insert(vma).map_err(|e| MapError::store(e, range.start()))?;
+    merge(vmas, range);
+    Ok(())
+}
+
+/// Whether memory of such a mapping is accounted: private, writable, not exempt.
+pub(crate) fn accountable(flags: VmaFlags) -> bool {
+    flags & (VmaFlags::WRITE | VmaFlags::SHARED | VmaFlags::NORESERVE) == VmaFlags::WRITE
+}
+
+/// Removes all mappings in `range`, which may have holes.
+///
+/// VMAs are split at its ends, and so is a PMD leaf that an end cuts (VMA-01).
+///
+/// # Errors
+///
+/// If the range is not page-aligned or not in user space, or there is no memory
+/// to split a VMA; nothing is unmapped then.
+pub fn munmap<P: RmapPlatform>(
+    policy: &MapPolicy,
+    vmas: &mut MmWrite<'_, P>,
+    range: VirtRange,
+) -> Result<(), MapError> {
+    check_range(vmas, range)?;
+    if vmas.overlapping(range).next().is_none() {
+        return Ok(());
+    }
+    split_around(vmas, range)?;
+    let mm = vmas.mm();
+    let mut gather = Gather::new(mm.tables());
+    for vma in vmas.overlapping(range) {
+        let stay = vmas.stay();
+        by_policy!(policy, zap::<Live, P>(mm, stay, vma, range, Guards::Drop, &mut gather));
+    }
+    remove_vmas(vmas, range, &mut gather);
+    gather.finish();
+    Ok(())
+}
+
+/// Removes the VMAs of `range`, whose entries are gone, and the tables that
+/// belong to nobody afterwards.
+pub(crate) fn remove_vmas<'m, P: RmapPlatform>(
+    vmas: &mut MmWrite<'m, P>,
+    range: VirtRange,
+    gather: &mut FolioGather<'m, P>,
+) {
+    let mm = vmas.mm();
+    for vma in vmas.overlapping(range) {
+        mm.platform().anon_trees().unlink(mm, vma);
+    }
+    vmas.remove(range, |_| ());
+    free_tables(vmas, range, gather);
+}

@@ -1,0 +1,278 @@
+//! Changing rights.
+//!
+//! A run is taken, changed as a value, and written back: between take and
+//! write-back hardware sees an empty entry and faults, so no accessed or dirty
+//! bit is lost (MPROT-02).
+//!
+//! An entry that may be written to from now on is made writable at once, where
+//! no write fault is needed to find out that its page is exclusive (MPROT-03,
+//! WRITE-01). Pages of one folio differ in that, so a run never extends over
+//! pages of both kinds (BATCH-15).
+
+use crate::MapError;
+use crate::entry::{E, counted_folio, within};
+use crate::mmap::accountable;
+use crate::policy::{MapPolicy, Strategy, by_policy};
+use crate::vmas::{check_range, merge, split_around};
+use mm_arch::respect::{SOFT_DIRTY, WRITE};
+use mm_arch::{
+    Arch, DeviceKind, Entry, Flush, FlushScope, Level, MigrationKind, NonPresent, Rights, VirtRange,
+};
+use mm_folio::Folio;
+use mm_pgtable::{LockedEntry, LockedPmd, LockedTable, SpanKind, TableSpace, TablesStay};
+use mm_rmap::{RmapPlatform, split_locked_pmd};
+use mm_vma::{Mm, MmWrite, Vma, VmaFlags, can_change_writable};
+
+/// Gives the mappings in `range` other rights (rules MPROT-01..05, MPROT-09).
+///
+/// When it returns, no CPU has a translation left that allows more.
+///
+/// # Errors
+///
+/// If the range is not page-aligned or not in user space; at the first hole; at
+/// the first mapping that may not get such rights; if there is no memory to
+/// split a VMA. The mappings below the position in the error are changed.
+pub fn mprotect<P: RmapPlatform>(
+    policy: &MapPolicy,
+    vmas: &mut MmWrite<'_, P>,
+    range: VirtRange,
+    rights: Rights,
+) -> Result<(), MapError> {
+    check_range(vmas, range)?;
+    let mm = vmas.mm();
+    let mut owed = mm.tables().tlb().obligation();
+    let mut next = Some(range.start());
+    while let Some(va) = next {
+        let vma = vmas.find(va).ok_or(MapError::Hole(va))?;
+        let part = vma.range().intersect(range).ok_or(MapError::Hole(va))?;
+        let part = VirtRange::new(va, part.bytes_after(va)).unwrap_or(part);
+        let old = vma.flags();
+        let new = with_rights(vma, rights);
+        if !may_have(new) {
+            return Err(MapError::Access(va));
+        }
+        if new != old {
+            split_around(vmas, part)?;
+            if let Some(vma) = vmas.find_mut(va) {
+                vma.set_flags(new);
+            }
+            if let Some(vma) = vmas.find(va) {
+                by_policy!(policy, change_range::<P>(mm, vmas.stay(), vma, part, &mut owed));
+            }
+            merge(vmas, part);
+        }
+        next = part.start().checked_add(part.bytes()).filter(|va| range.contains(*va));
+    }
+    owed.now();
+    Ok(())
+}
+
+/// The flags of `vma` with these rights. Memory that becomes writable is
+/// accounted from then on; what becomes read-only before its first fault is not
+/// any more.
+fn with_rights(vma: &Vma, rights: Rights) -> VmaFlags {
+    let mut flags = vma.flags() - VmaFlags::ACCESS;
+    flags.set(VmaFlags::READ, rights.contains(Rights::READ));
+    flags.set(VmaFlags::WRITE, rights.contains(Rights::WRITE));
+    flags.set(VmaFlags::EXEC, rights.contains(Rights::EXEC));
+    if flags.contains(VmaFlags::WRITE) {
+        if accountable(flags) && !vma.flags().contains(VmaFlags::WRITE) {
+            flags |= VmaFlags::ACCOUNT;
+        }
+    } else if vma.is_anonymous() && vma.anon().is_none() {
+        flags -= VmaFlags::ACCOUNT;
+    }
+    flags
+}
+
+/// Whether each right is one that may be granted.
+fn may_have(flags: VmaFlags) -> bool {
+    [
+        (VmaFlags::READ, VmaFlags::MAYREAD),
+        (VmaFlags::WRITE, VmaFlags::MAYWRITE),
+        (VmaFlags::EXEC, VmaFlags::MAYEXEC),
+    ]
+    .into_iter()
+    .all(|(right, may)| !flags.contains(right) || flags.contains(may))
+}
+
+/// Brings the entries of `range` in line with the rights that `vma` has now.
+fn change_range<B: Strategy, P: RmapPlatform>(
+    mm: &Mm<P>,
+    stay: TablesStay<'_>,
+    vma: &Vma,
+    range: VirtRange,
+    owed: &mut Flush<'_, <P as TableSpace>::Tlb>,
+) {
+    for span in mm.tables().spans(stay, range) {
+        if span.kind != SpanKind::Hole {
+            change_span::<B, P>(mm, stay, vma, span.range, owed);
+        }
+    }
+}
+
+/// Changes what one PMD entry covers.
+fn change_span<B: Strategy, P: RmapPlatform>(
+    mm: &Mm<P>,
+    stay: TablesStay<'_>,
+    vma: &Vma,
+    range: VirtRange,
+    owed: &mut Flush<'_, <P as TableSpace>::Tlb>,
+) {
+    loop {
+        match mm.tables().lock_entry(stay, range.start()) {
+            LockedEntry::Hole => return,
+            LockedEntry::Table(table) => {
+                return change_table::<B, P>(mm, table, vma, range, owed);
+            }
+            LockedEntry::Huge(pmd) if pmd.range() == Some(range) => {
+                return change_pmd(mm, pmd, vma, owed);
+            }
+            LockedEntry::Huge(pmd) if pmd.entry().is_leaf(Level::Pmd) => split_locked_pmd(mm, pmd),
+            // Non-present entries stand for whole leaves; VMAs do not cut them.
+            LockedEntry::Huge(_) => return debug_assert!(false, "{range:?} cuts an entry"),
+        }
+    }
+}
+
+fn change_table<B: Strategy, P: RmapPlatform>(
+    mm: &Mm<P>,
+    mut table: LockedTable<'_, P>,
+    vma: &Vma,
+    range: VirtRange,
+    owed: &mut Flush<'_, <P as TableSpace>::Tlb>,
+) {
+    let mut i = table.index_of(range.start());
+    let end = i + range.nr(P::Arch::PAGE_SHIFT) as usize;
+    while i < end {
+        let e = table.get(i);
+        i += if e.is_none() {
+            table.none_run(i, table.limit(i).at_most(end - i))
+        } else if e.is_present(Level::Pte) {
+            change_present::<B, P>(mm, &mut table, vma, i, end - i, e, owed)
+        } else {
+            if let Some(new) = without_write::<P>(e, Level::Pte) {
+                table.set(i, new);
+            }
+            1
+        };
+    }
+}
+
+/// Changes the run that starts at `i`; its length.
+fn change_present<B: Strategy, P: RmapPlatform>(
+    mm: &Mm<P>,
+    table: &mut LockedTable<'_, P>,
+    vma: &Vma,
+    i: usize,
+    left: usize,
+    e: E<P>,
+    owed: &mut Flush<'_, <P as TableSpace>::Tlb>,
+) -> usize {
+    let prot = P::Arch::prot(vma.protection());
+    let folio = counted_folio(mm, e, Level::Pte).filter(Folio::is_anon);
+    let upgrade = vma.wants_write_upgrade() && folio.is_some();
+    let mut exclusive = false;
+    let run = match folio {
+        Some(folio) => {
+            let first = folio.index_of(e.pfn(Level::Pte));
+            let limit = if B::ON {
+                within(table.limit(i), left, folio, first)
+            } else {
+                table.limit(i).at_most(1)
+            };
+            // Marks change only under this lock, so the pages of the run can be
+            // looked at before it is taken.
+            let alike = if upgrade {
+                let alike;
+                (exclusive, alike) = alike_exclusive(folio, first, limit.get());
+                alike
+            } else {
+                limit.get()
+            };
+            if limit.get() > 1 {
+                table.run::<{ WRITE | SOFT_DIRTY }>(i, e, limit.at_most(alike))
+            } else {
+                table.single(i)
+            }
+        }
+        None => table.single(i),
+    };
+    table.modify(run, owed, |old| {
+        let new = old.modify(prot, Level::Pte);
+        if upgrade && can_change_writable::<P::Arch>(vma, new, Level::Pte, exclusive) {
+            new.mkwrite(vma.write_kind())
+        } else {
+            new
+        }
+    });
+    run.nr()
+}
+
+/// Whether page `first` is exclusive, and how many of the `n` pages from it on
+/// are like it.
+fn alike_exclusive<P: RmapPlatform>(folio: Folio<'_, P>, first: u32, n: usize) -> (bool, usize) {
+    let map = folio.memmap();
+    let exclusive = map.exclusive_prefix(folio.page(first), n);
+    if mm_sync::mutant!("map.protect.head_decides") {
+        return (exclusive > 0, n);
+    }
+    if exclusive > 0 {
+        return (true, exclusive);
+    }
+    let shared = (0..n as u32).take_while(|k| !map.page_exclusive(folio.page(first + k))).count();
+    (false, shared)
+}
+
+/// The read-only form of a non-present entry that stands for a writable one
+/// (rule MPROT-05): the page comes back with what the entry says. It gets write
+/// permission again by a fault, or by the mark it keeps.
+fn without_write<P: RmapPlatform>(e: E<P>, level: Level) -> Option<E<P>> {
+    let new = match e.nonpresent(level)? {
+        NonPresent::Migration { kind: MigrationKind::Write, pfn, young, dirty } => {
+            NonPresent::Migration { kind: MigrationKind::ReadExclusive, pfn, young, dirty }
+        }
+        NonPresent::Device { kind: DeviceKind::PrivateWrite, pfn } => {
+            NonPresent::Device { kind: DeviceKind::PrivateRead, pfn }
+        }
+        _ => return None,
+    };
+    E::<P>::from_nonpresent(new, e.swap_bits()).ok()
+}
+
+/// Changes a whole PMD entry (rules MPROT-07, MPROT-09).
+fn change_pmd<P: RmapPlatform>(
+    mm: &Mm<P>,
+    mut pmd: LockedPmd<'_, P>,
+    vma: &Vma,
+    owed: &mut Flush<'_, <P as TableSpace>::Tlb>,
+) {
+    let e = pmd.entry();
+    if !e.is_leaf(Level::Pmd) {
+        if let Some(new) = without_write::<P>(e, Level::Pmd) {
+            pmd.swap(new, owed);
+        }
+        return;
+    }
+    // In place: never empty, or a discard that looks without the lock would
+    // pass by. What hardware added comes back with the exchange. The flush that
+    // is owed is that of the whole change.
+    let mut scratch = mm.tables().tlb().obligation();
+    let old = pmd.swap(e.mkinvalid(Level::Pmd), &mut scratch);
+    let mut new = old.modify(P::Arch::prot(vma.protection()), Level::Pmd);
+    if vma.wants_write_upgrade()
+        && let Some(folio) = counted_folio(mm, old, Level::Pmd)
+    {
+        let exclusive = folio.is_anon() && folio.memmap().page_exclusive(folio.head());
+        if can_change_writable::<P::Arch>(vma, new, Level::Pmd, exclusive) {
+            new = new.mkwrite(vma.write_kind());
+        }
+    }
+    pmd.swap(new, &mut scratch);
+    scratch.already_done();
+    if old.needs_flush(new, Level::Pmd)
+        && let Some(range) = pmd.range()
+    {
+        owed.add(range, FlushScope::Leaves);
+    }
+}

@@ -1,0 +1,100 @@
+//! Splitting and joining VMAs together with their reverse-map trees.
+
+use crate::MapError;
+use mm_arch::{Arch, Level, VirtAddr, VirtRange};
+use mm_rmap::{RmapPlatform, split_pmd};
+use mm_vma::{MmWrite, Vma, VmaFlags};
+
+/// Checks that `range` is page-aligned and in user space.
+pub(crate) fn check_range<P: RmapPlatform>(
+    vmas: &MmWrite<'_, P>,
+    range: VirtRange,
+) -> Result<(), MapError> {
+    let shift = P::Arch::PAGE_SHIFT;
+    if !range.start().is_aligned(shift) {
+        return Err(MapError::Unaligned(range.start()));
+    }
+    if !VirtAddr::new(range.bytes()).is_aligned(shift) {
+        return Err(MapError::Unaligned(VirtAddr::new(range.bytes())));
+    }
+    if vmas.mm().is_user_range(range) { Ok(()) } else { Err(MapError::NotUser(range)) }
+}
+
+/// Makes `va` a VMA boundary. A PMD leaf across it is split first (rule VMA-01):
+/// everybody may rely on no VMA ending inside of a leaf.
+pub(crate) fn split_vma<P: RmapPlatform>(
+    vmas: &mut MmWrite<'_, P>,
+    va: VirtAddr,
+) -> Result<(), MapError> {
+    let mm = vmas.mm();
+    if vmas.find(va).is_none_or(|v| v.start() == va) {
+        return Ok(());
+    }
+    // First, so that no walker finds a leaf that its VMA covers only in part.
+    if !va.is_aligned(P::Arch::shift(Level::Pmd)) {
+        split_pmd(mm, vmas.stay(), va);
+    }
+    let trees = mm.platform().anon_trees();
+    trees.split_at(vmas, va).map_err(|e| MapError::store(e, va)).map(drop)
+}
+
+/// Makes both ends of `range` VMA boundaries. If that fails, the VMAs are as
+/// before.
+pub(crate) fn split_around<P: RmapPlatform>(
+    vmas: &mut MmWrite<'_, P>,
+    range: VirtRange,
+) -> Result<(), MapError> {
+    split_vma(vmas, range.start())?;
+    let end = range.start().checked_add(range.bytes());
+    if let Some(e) = end.and_then(|end| split_vma(vmas, end).err()) {
+        merge(vmas, range);
+        return Err(e);
+    }
+    Ok(())
+}
+
+/// Joins what continues each other in and around `range`.
+pub(crate) fn merge<P: RmapPlatform>(vmas: &mut MmWrite<'_, P>, range: VirtRange) {
+    let mm = vmas.mm();
+    mm.platform().anon_trees().merge_around(vmas, range);
+}
+
+/// Gives the VMAs of `range`, which may have holes, the flags that `flags` says;
+/// splits and joins as needed. `flags` applied twice says the same.
+///
+/// Stops at the first failure; what was changed before stays changed.
+pub(crate) fn set_flags<P: RmapPlatform>(
+    vmas: &mut MmWrite<'_, P>,
+    range: VirtRange,
+    flags: impl Fn(&Vma) -> VmaFlags,
+) -> Result<(), MapError> {
+    let mut next = Some(range.start());
+    while let Some(va) = next {
+        let Some((part, new, changed)) = vmas.next_from(va).and_then(|vma| {
+            let part = vma.range().intersect(range)?;
+            let new = flags(vma);
+            Some((part, new, new != vma.flags()))
+        }) else {
+            break;
+        };
+        if changed {
+            split_around(vmas, part)?;
+            if let Some(vma) = vmas.find_mut(part.start()) {
+                vma.set_flags(new);
+            }
+            merge(vmas, part);
+        }
+        next = part.start().checked_add(part.bytes()).filter(|va| range.contains(*va));
+    }
+    Ok(())
+}
+
+/// The space around `range`, which no VMA overlaps any more, up to the nearest
+/// VMAs: tables that lie inside of it belong to nobody.
+pub(crate) fn gap_around<P: RmapPlatform>(vmas: &MmWrite<'_, P>, range: VirtRange) -> VirtRange {
+    let below = vmas.iter().rev().find(|v| v.start() < range.start());
+    let floor = below.map_or(0, |v| v.range().last().get() + 1);
+    let above = vmas.next_from(range.start());
+    let ceiling = above.map_or(u64::MAX, |v| v.start().get());
+    VirtRange::new(VirtAddr::new(floor), ceiling - floor).unwrap_or(range)
+}
