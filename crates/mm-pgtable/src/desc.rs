@@ -32,6 +32,16 @@ impl<L: RawLock> TableDesc<L> {
             live: Live::new(),
         }
     }
+    /// Puts the descriptor back into the state of [`new`](Self::new).
+    ///
+    /// For a [`TableMemory`](crate::TableMemory) that hands out a frame again:
+    /// nobody else may reach it, and no table is deposited with it. (A tree that
+    /// is dropped gives back tables that still have entries.)
+    pub fn reset(&self) {
+        self.entries.store(0, Ordering::Relaxed);
+        self.deposit.store(0, Ordering::Relaxed);
+        self.next.store(0, Ordering::Relaxed);
+    }
     /// The split lock.
     #[inline]
     pub fn lock(&self) -> &Lock<L> {

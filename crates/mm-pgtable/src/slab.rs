@@ -68,7 +68,7 @@ unsafe impl<A: Arch, L: RawLock> TableMemory<A, L> for Slab<A, L> {
         for i in 0..A::nr_entries(Level::Pte) {
             A::swap_upper(&t.table, i, <A::Entry as mm_arch::Entry>::NONE);
         }
-        t.desc.count(-(t.desc.entries() as i32));
+        t.desc.reset();
         self.free.lock().push(frame.pfn().since(self.base) as u32);
     }
 }
