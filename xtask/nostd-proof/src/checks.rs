@@ -4,11 +4,16 @@
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use mm_arch::{Arch, Entry, Level, Pfn, Protection, SpaceId, VirtAddr, respect};
+use mm_arch::{Arch, Entry, Level, Pfn, Protection, SpaceId, VirtAddr, WriteKind, respect};
+use mm_folio::Pin;
+use mm_gup::fast::Walk;
+use mm_gup::{FastPolicy, GupFlags, Pages, unpin_pages};
 use mm_pgtable::slab::slab_space;
 use mm_pgtable::{PageTables, TablesStay};
-use mm_sync::Quiescence;
 use mm_sync::epoch::{Collector, Epoch, Handles, LocalHandle};
+use mm_sync::{Quiescence, SeqCount};
+use mm_vma::Platform;
+use mm_vma::model::{ModelConfig, ModelPlatform};
 use mm_x86::{X86_64, X86Entry};
 
 /// alloc works on the allocator of the runtime.
@@ -71,4 +76,35 @@ pub fn finds_a_run() -> bool {
     let first = cleared.commit();
     owed.now();
     n == 16 && first == head && table.get(0) == X86Entry::NONE && table.get(15) == X86Entry::NONE
+}
+
+/// The same folio through the lockless walk: pinned in one step, and given back.
+pub fn pins_a_run() -> bool {
+    let Ok(machine) = ModelPlatform::<X86_64>::new(ModelConfig::default()) else { return false };
+    let Ok(tables) = PageTables::new(machine.clone(), SpaceId(1)) else { return false };
+    let Ok(folio) = machine.memmap().alloc(4) else { return false };
+    let folio = folio.hand_over();
+    // SAFETY: one thread, and nothing below frees a table.
+    let stay = unsafe { TablesStay::new() };
+    let va = VirtAddr::new(0x7f00_0000_0000);
+    let Ok(found) = tables.ensure_table(stay, va) else { return false };
+    let Some(mut table) = found.table() else { return false };
+    let prot = X86_64::prot(Protection::private_read_write());
+    let head = X86Entry::leaf(folio.head(), prot, Level::Pte).mkdirty().mkwrite(WriteKind::Normal);
+    table.fill(0, 16, head);
+    drop(table);
+
+    let mut pages = [Pfn::new(0); 16];
+    let mut out = Pages::new(&mut pages);
+    let walk = Walk {
+        tables: &tables,
+        map: machine.memmap(),
+        write_protect_seq: &SeqCount::new(),
+        observer: machine.observer(),
+    };
+    let got = walk.take::<Pin>(FastPolicy::Run, va, 16, GupFlags::WRITE, &mut out);
+    let pinned = folio.pincount();
+    let in_order = pages.iter().enumerate().all(|(i, p)| *p == folio.head().add(i as u64));
+    unpin_pages(machine.memmap(), &pages);
+    (got, pinned, folio.pincount()) == (16, 16, 0) && in_order
 }

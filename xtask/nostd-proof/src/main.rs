@@ -14,14 +14,12 @@ mod runtime;
 
 // Those that no check uses yet.
 use mm_fault as _;
-use mm_folio as _;
-use mm_gup as _;
 use mm_map as _;
 use mm_rmap as _;
-use mm_vma as _;
 
 /// The checks in order; the number of the first that fails is the exit code.
-const CHECKS: [fn() -> bool; 3] = [checks::allocates, checks::frees_by_epoch, checks::finds_a_run];
+const CHECKS: [fn() -> bool; 4] =
+    [checks::allocates, checks::frees_by_epoch, checks::finds_a_run, checks::pins_a_run];
 
 /// The program. Called once by the entry point.
 fn run() -> i32 {
