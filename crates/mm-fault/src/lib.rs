@@ -1,2 +1,100 @@
-//! Page faults: anonymous memory, copy-on-write, reuse.
+//! Page faults: anonymous memory, copy on write, reuse.
+//!
+//! # The problem
+//!
+//! A fault turns "the hardware would not" into a decision about one page: fill
+//! it, copy it, let it be written in place, or refuse. Two things make that
+//! hard. Other CPUs change the same entry meanwhile, with and without locks. And
+//! whether a page may be written in place depends on everybody else who could
+//! reach it: a wrong "yes" shows one process the stores of another, a wrong
+//! "no" takes a page away from the device that is writing to it.
+//!
+//! ```text
+//!   handle_fault ── no mapping, no right ─────────────────────────► Signal
+//!        │ look without locks
+//!        ├─ hole ────── PMD-sized folio allowed ─► huge            (huge)
+//!        │                └─ no memory ─┐
+//!        ├─ empty entry ────────────────┴─ read ─► zero page       (zero)
+//!        │                                 write ► largest folio   (anon, order)
+//!        ├─ read-only ──── store, unshare
+//!        │      ├─ page marked exclusive ────────► reuse           (write_protect)
+//!        │      ├─ all references are mappings ──► mark, reuse     (reuse)
+//!        │      └─ else ─────────────────────────► one new page    (copy, unshare)
+//!        └─ else: mark accessed, dirty
+//! ```
+//!
+//! # Protocol
+//!
+//! * The mmap lock's read side is held throughout: mappings stay and tables stay.
+//! * **Look, prepare, lock, look again.** What to do is decided on a lockless
+//!   look; memory is allocated and filled without locks; then the entry is
+//!   compared under the lock. If it changed, everything is given back and the
+//!   access faults again. An entry that another CPU is changing under the lock
+//!   looks *empty* without it, so "empty" is asked again too, of every entry
+//!   that a large folio would cover (FAULT-03, FAULT-06).
+//! * **Exclusive means reuse**, without any further test (FAULT-10). Only a page
+//!   without the mark is judged, and the verdict on a large folio is a token that
+//!   only the comparison of all counts under their lock can make (REUSE-07).
+//! * **Copying** takes the old translation away from all CPUs before the old
+//!   mapping is given up, and gives the reference up last (FAULT-13).
+//! * A large folio's pages share nothing but their counts: a copy is always one
+//!   page, and each entry is decided by its own page's mark.
+//!
+//! Lock order: mmap lock (read), then one table lock, then the counts lock of a
+//! folio. The folio lock is only tried under a table lock. Memory is never
+//! allocated under a lock.
+//!
+//! # Invariants
+//!
+//! * A writable entry of a private mapping maps an exclusive page; the mark is
+//!   set before the entry is writable.
+//! * An entry with the uffd-wp bit is never made writable.
+//! * A fault that gives up has changed no count, counter or list; folio and table
+//!   that it allocated are freed once.
+//!
+//! # Not here
+//!
+//! Files and shared memory, swap, the synchronous mode of userfaultfd (a store
+//! through a write protection removes it and goes on), and placement: an entry
+//! that was made inaccessible as a hint gets its rights back.
+//!
+//! # Example
+//!
+//! Which folios a first store to memory gets:
+//!
+//! ```
+//! use mm_fault::{FaultPolicy, OrderMode, ThpMode, ThpPolicy};
+//! use mm_vma::VmaFlags;
+//!
+//! // PMD size 9, 64K (order 4) always, 2M where asked for.
+//! let thp = ThpPolicy::new(9)
+//!     .with_global(ThpMode::Madvise)
+//!     .with_order(4, OrderMode::Always);
+//! let policy = FaultPolicy::new(thp);
+//! assert!(policy.thp.orders(VmaFlags::empty()).descending().eq([4]));
+//! assert!(policy.thp.orders(VmaFlags::HUGEPAGE).descending().eq([9, 4]));
+//! ```
 #![no_std]
+
+#[cfg(test)]
+extern crate std;
+
+mod anon;
+mod copy;
+mod dispatch;
+mod flags;
+mod huge;
+mod numa;
+mod order;
+mod outcome;
+mod policy;
+mod reuse;
+mod unshare;
+mod write_protect;
+mod zero;
+
+pub use dispatch::handle_fault;
+pub use flags::FaultFlags;
+pub use order::{OrderMode, OrderSet, ThpMode, ThpPolicy};
+pub use outcome::{FaultOutcome, FaultSignal};
+pub use policy::{FaultPolicy, ReusePolicy};

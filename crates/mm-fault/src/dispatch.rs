@@ -1,0 +1,244 @@
+//! From an address to the code that resolves it: mapping, PMD level, PTE level.
+
+use crate::flags::{Access, check};
+use crate::{FaultFlags, FaultOutcome, FaultPolicy, FaultSignal};
+use mm_arch::{Arch, Entry, FlushScope, Level, Markers, NonPresent, VirtAddr, VirtRange};
+use mm_folio::{Folio, MemMap};
+use mm_pgtable::{Ensured, LockedTable, PageTables, Step, TableSpace, TablesStay};
+use mm_rmap::RmapPlatform;
+use mm_sync::Quiescence;
+use mm_vma::{Event, Mm, MmRead, Observer, Vma, VmaFlags};
+
+pub(crate) type E<P> = <<P as TableSpace>::Arch as Arch>::Entry;
+pub(crate) type Prot<P> = <E<P> as Entry>::Prot;
+
+/// Resolves the fault at `va`.
+///
+/// `vmas` is held throughout: mappings do not change and no table goes away.
+/// Entries may: whoever decides on an entry has looked at it under its lock.
+///
+/// [`FaultOutcome::Done`] means that the access may be made again. It can fault
+/// again: somebody else changed the entry, or the access needs more than one
+/// step (a zero page that is then written).
+///
+/// # Errors
+///
+/// As outcomes: a signal, with the address, or no memory. Counts, counters and
+/// entries are then as they were; page tables that were made on the way stay.
+pub fn handle_fault<P: RmapPlatform>(
+    policy: &FaultPolicy,
+    vmas: &MmRead<'_, P>,
+    va: VirtAddr,
+    flags: FaultFlags,
+) -> FaultOutcome {
+    let va = va.align_down(<P::Arch as Arch>::PAGE_SHIFT);
+    let Some(vma) = vmas.find(va) else {
+        return FaultOutcome::Signal(FaultSignal::Segv { va });
+    };
+    let access = match check(vma, va, flags) {
+        Ok(access) => access,
+        Err(signal) => return FaultOutcome::Signal(signal),
+    };
+    // Shared memory without an object to keep its pages (rule ANON-01).
+    if vma.flags().contains(VmaFlags::SHARED) {
+        return FaultOutcome::Signal(FaultSignal::Bus { va });
+    }
+    let retried = flags.contains(FaultFlags::TRIED);
+    Fault { policy, vmas, vma, va, access, retried }.resolve()
+}
+
+/// One fault, sane and allowed.
+pub(crate) struct Fault<'f, 'm, P: RmapPlatform> {
+    pub policy: &'f FaultPolicy,
+    pub vmas: &'f MmRead<'m, P>,
+    pub vma: &'f Vma,
+    /// First address of the page.
+    pub va: VirtAddr,
+    pub access: Access,
+    pub retried: bool,
+}
+
+/// What a part of the work came to.
+pub(crate) enum Progress {
+    /// The fault is over.
+    Over(FaultOutcome),
+    /// The tables look different now: look again, within this fault.
+    LookAgain,
+}
+
+impl From<FaultOutcome> for Progress {
+    fn from(outcome: FaultOutcome) -> Self {
+        Progress::Over(outcome)
+    }
+}
+
+/// What a look without locks found.
+enum Seen<E> {
+    /// No table and no leaf.
+    Hole,
+    /// A leaf at PMD level.
+    Huge(E),
+    /// An entry of a PTE table.
+    Pte(E),
+}
+
+impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
+    #[inline]
+    pub fn mm(&self) -> &'m Mm<P> {
+        self.vmas.mm()
+    }
+    #[inline]
+    pub fn tables(&self) -> &'m PageTables<P> {
+        self.mm().tables()
+    }
+    #[inline]
+    pub fn memmap(&self) -> &'m MemMap<P> {
+        self.mm().platform().memmap()
+    }
+    #[inline]
+    pub fn stay(&self) -> TablesStay<'f> {
+        self.vmas.stay()
+    }
+    #[inline]
+    pub fn event(&self, event: Event, nr: u64) {
+        self.mm().platform().observer().event(event, nr);
+    }
+    #[inline]
+    pub fn prot(&self) -> Prot<P> {
+        P::Arch::prot(self.vma.protection())
+    }
+    /// The page of the fault, as a range to flush.
+    fn page(&self) -> Option<VirtRange> {
+        VirtRange::units(self.va, 1, <P::Arch as Arch>::PAGE_SHIFT).ok()
+    }
+    /// Locks the PTE table of the fault; `None` if there is none (any more).
+    #[inline]
+    pub fn lock_table(&self) -> Option<LockedTable<'f, P>> {
+        let tables: &'f PageTables<P> = self.tables();
+        tables.lock_table(self.stay(), self.va)
+    }
+    /// The folio that a present entry maps, if it is one with counts: not the
+    /// zero page, and not a frame without a record. Stable while the entry's
+    /// lock is held.
+    #[inline]
+    pub fn counted_folio(&self, e: E<P>) -> Option<Folio<'m, P>> {
+        let pfn = e.pfn(Level::Pte);
+        let map = self.memmap();
+        if e.is_special() || !map.contains(pfn) || map.is_zero_page(pfn) {
+            return None;
+        }
+        Some(map.folio(pfn))
+    }
+    /// `e` as the access leaves it: young, and dirty after a store. A writable
+    /// entry stays writable whatever its format keeps dirty in (rule SHSTK-06).
+    #[inline]
+    pub fn touched(&self, e: E<P>, level: Level) -> E<P> {
+        if !self.access.is_write() {
+            return e.mkyoung();
+        }
+        let new = e.mkyoung().mkdirty();
+        if e.is_writable(level) { new.mkwrite(self.vma.write_kind()) } else { new }
+    }
+    /// `e` writable, if the mapping allows stores (rule FAULT-11).
+    #[inline]
+    pub fn maybe_mkwrite(&self, e: E<P>) -> E<P> {
+        if self.vma.flags().contains(VmaFlags::WRITE) {
+            e.mkwrite(self.vma.write_kind())
+        } else {
+            e
+        }
+    }
+
+    fn resolve(&self) -> FaultOutcome {
+        loop {
+            let progress = match self.look() {
+                Seen::Hole => self.hole(),
+                Seen::Huge(e) => self.huge(e),
+                Seen::Pte(e) if e.is_none() => self.anonymous().into(),
+                Seen::Pte(e) if e.is_present(Level::Pte) => self.present(e),
+                Seen::Pte(e) => self.nonpresent(e).into(),
+            };
+            if let Progress::Over(outcome) = progress {
+                return outcome;
+            }
+        }
+    }
+
+    /// Looks without locks (rules FAULT-02, FAULT-03).
+    #[inline]
+    fn look(&self) -> Seen<E<P>> {
+        let guard = self.mm().platform().epochs().pin();
+        match self.tables().walk(&guard, self.va) {
+            Step::Hole { .. } => Seen::Hole,
+            Step::Leaf(slot) => Seen::Huge(slot.entry()),
+            Step::Table(_, table) => Seen::Pte(table.get(table.index_of(self.va))),
+        }
+    }
+
+    fn hole(&self) -> Progress {
+        if let Some(outcome) = self.huge_missing() {
+            return outcome.into();
+        }
+        // The table first: its failure leaves nothing to undo (rule ANON-01).
+        match self.tables().ensure_table(self.stay(), self.va) {
+            Ok(Ensured::Table(table)) => drop(table),
+            Ok(Ensured::Huge(pmd)) => {
+                let is_leaf = pmd.entry().is_leaf(Level::Pmd);
+                drop(pmd);
+                // A leaf that appeared meanwhile is dealt with at once. Anything
+                // else is being moved: the access waits by faulting again.
+                return if is_leaf { Progress::LookAgain } else { FaultOutcome::MINOR.into() };
+            }
+            Err(_) => return FaultOutcome::Oom.into(),
+        }
+        self.anonymous().into()
+    }
+
+    /// A present entry, as it was seen without the lock (rules FAULT-03, FAULT-04).
+    fn present(&self, seen: E<P>) -> Progress {
+        let Some(mut table) = self.lock_table() else { return Progress::LookAgain };
+        let index = table.index_of(self.va);
+        if table.get(index) != seen && !mm_sync::mutant!("fault.present.no_recheck") {
+            return FaultOutcome::MINOR.into();
+        }
+        if seen.is_protnone(Level::Pte) && self.vma.is_accessible() {
+            self.restore_hinted(&mut table, seen);
+            return FaultOutcome::MINOR.into();
+        }
+        if self.access.breaks_cow() && !seen.is_writable(Level::Pte) {
+            return self.write_protected(table, seen).into();
+        }
+        let changed = table.set_access_flags(index, self.touched(seen, Level::Pte));
+        drop(table);
+        if !changed {
+            self.spurious(self.page());
+        }
+        FaultOutcome::MINOR.into()
+    }
+
+    /// Nothing was wrong with the entry: a CPU used a translation from before
+    /// it became more permissive (rule FAULT-05).
+    pub fn spurious(&self, range: Option<VirtRange>) {
+        if let Some(range) = range
+            && self.access.is_write()
+            && !self.retried
+        {
+            self.tables().tlb().flush(range, FlushScope::Leaves);
+        }
+    }
+
+    /// An entry that is neither empty nor present.
+    fn nonpresent(&self, e: E<P>) -> FaultOutcome {
+        let va = self.va;
+        match e.nonpresent(Level::Pte) {
+            // Whoever moves the page puts an entry back; the access waits by
+            // faulting again.
+            Some(NonPresent::Migration { .. }) => FaultOutcome::MINOR,
+            Some(NonPresent::Marker(m)) if m.contains(Markers::GUARD) => {
+                FaultOutcome::Signal(FaultSignal::Segv { va })
+            }
+            // Poison, and kinds that nobody in this workspace makes.
+            _ => FaultOutcome::Signal(FaultSignal::Bus { va }),
+        }
+    }
+}

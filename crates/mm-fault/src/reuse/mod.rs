@@ -1,0 +1,54 @@
+//! When a page that may be shared turns out not to be.
+//!
+//! Sharing ends silently: the other address space unmaps or exits, and nobody
+//! tells the one that stays. Its next store finds a read-only entry and asks
+//! here whether anybody else is left. A wrong "no" shows one process the
+//! stores of another; a wrong "yes" only costs a copy.
+//!
+//! Every holder of a page has a reference, and a mapping has one each. So the
+//! question is whether there are references that are no mappings of this
+//! address space: a pin, a cache, a walker, a page on its way out of another
+//! address space that a CPU there may still reach (race F-RACE-05: mappings are
+//! given up before the flush, references behind it).
+
+mod verdict;
+
+pub(crate) use verdict::Exclusive;
+
+use mm_folio::{AnonId, Folio, FolioFlags, FolioSpace};
+
+/// Proves that a small anonymous folio, mapped by the entry whose lock is held,
+/// belongs to that entry alone, and marks it; whether that worked (rule
+/// REUSE-01).
+///
+/// On success the folio moves to `anon`, the tree of the mapping: no other
+/// mapping can come any more, so walks need not visit the others.
+pub(crate) fn claim_small<P: FolioSpace>(folio: Folio<'_, P>, anon: Option<AnonId>) -> bool {
+    let Some(anon) = anon else { return false };
+    // Cheap rejects, before the lock is touched.
+    if folio.has(FolioFlags::KSM) || folio.refcount() != 1 {
+        return false;
+    }
+    // Never waited for under a table lock. Whoever has it may be about to move
+    // or share the page.
+    let Some(lock) = folio.try_lock() else { return false };
+    let folio = lock.folio();
+    let alone = folio.counts_locked(|c| {
+        if mm_sync::mutant!("fault.reuse.map_only") { c.mapcount == 1 } else { c.refs == 1 }
+    });
+    if !alone || folio.has(FolioFlags::KSM) {
+        return false;
+    }
+    move_to(folio, anon);
+    folio.memmap().set_exclusive(folio.head(), 1);
+    true
+}
+
+/// Moves a locked folio that is exclusive to a mapping to that mapping's tree.
+pub(crate) fn move_to<P: FolioSpace>(folio: Folio<'_, P>, anon: AnonId) {
+    if let Some((old, index)) = folio.anon()
+        && old != anon
+    {
+        folio.set_anon(anon, index);
+    }
+}

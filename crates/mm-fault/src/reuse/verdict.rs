@@ -1,0 +1,73 @@
+//! The verdict on a large folio.
+
+use mm_arch::Pfn;
+use mm_folio::{Folio, FolioFlags, MmId};
+use mm_pgtable::LockedTable;
+use mm_vma::Platform;
+
+/// Proof that every reference to a large anonymous folio is a mapping of one
+/// address space (rule REUSE-08): no other space, no pin, no cache, no move in
+/// progress.
+///
+/// # Invariants
+///
+/// * Made only by the comparison of all references with all mappings under the
+///   counts lock. A page that was exclusive already makes none: its neighbours
+///   may be shared (rule WREUSE-01).
+/// * It borrows the lock of a table that maps the folio. While that is held the
+///   mapping behind the proof cannot go away, and with the mmap lock on top no
+///   fork can share the folio again.
+///
+/// It does not say that all pages are mapped, nor that they are all mapped in
+/// this table.
+#[must_use]
+pub(crate) struct Exclusive<'t, 'g, 'm, P: Platform> {
+    folio: Folio<'m, P>,
+    _table: &'t mut LockedTable<'g, P>,
+}
+
+impl<'t, 'g, 'm, P: Platform> Exclusive<'t, 'g, 'm, P> {
+    /// Judges `folio`, which an entry of `table` maps into the space `mm` (rules
+    /// REUSE-03..07). Needs no folio lock: each of those that it would keep out
+    /// has a reference.
+    pub fn judge(table: &'t mut LockedTable<'g, P>, folio: Folio<'m, P>, mm: MmId) -> Option<Self> {
+        debug_assert!(folio.is_anon() && folio.is_large());
+        // The last page: copying it frees the whole rest of the folio.
+        if folio.mapcount() <= 1 {
+            return None;
+        }
+        // Cheap rejects: the counts lock is a contended line. A swap cache holds
+        // references, so the comparison refuses it.
+        if folio.shared_flag() || !counts_match(folio) {
+            return None;
+        }
+        // Again, where no mapping can come or go: a mapping and its reference go
+        // one after the other, and a reference taken in between makes equal what
+        // is not (race F-RACE-08).
+        let alone = mm_sync::mutant!("fault.reuse.no_lock")
+            || folio.counts_locked(|c| {
+                !c.shared
+                    && (i64::from(c.mapcount) == i64::from(c.refs)
+                        || mm_sync::mutant!("fault.reuse.map_only"))
+            });
+        if !alone {
+            return None;
+        }
+        debug_assert!(!folio.has(FolioFlags::KSM) && folio.entire_mapcount() == 0);
+        debug_assert!(folio.mapcount() <= folio.nr_pages());
+        debug_assert!(folio.mm_slots().iter().flatten().any(|(id, _)| *id == mm));
+        Some(Exclusive { folio, _table: table })
+    }
+
+    /// Marks one page of the folio, mapped by the table, exclusive (rule
+    /// REUSE-10: the folio stays in its tree, which needs its lock to change).
+    pub fn mark_page(self, pfn: Pfn) {
+        debug_assert!(self.folio.contains(pfn));
+        self.folio.memmap().set_exclusive(pfn, 1);
+    }
+}
+
+fn counts_match<P: Platform>(folio: Folio<'_, P>) -> bool {
+    i64::from(folio.refcount()) == i64::from(folio.mapcount())
+        || mm_sync::mutant!("fault.reuse.map_only")
+}

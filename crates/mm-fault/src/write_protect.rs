@@ -1,0 +1,81 @@
+//! A store, or an unshare, met a read-only entry.
+
+use crate::dispatch::{E, Fault};
+use crate::reuse::{self, Exclusive};
+use crate::{FaultOutcome, ReusePolicy};
+use mm_arch::{Entry, Level};
+use mm_folio::Folio;
+use mm_pgtable::LockedTable;
+use mm_rmap::RmapPlatform;
+use mm_vma::Event;
+
+impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
+    /// Decides between reuse and copy (rules FAULT-07..11). `table` is locked
+    /// and its entry is `e`.
+    pub(crate) fn write_protected(&self, mut table: LockedTable<'f, P>, e: E<P>) -> FaultOutcome {
+        let e = self.drop_uffd_wp(&mut table, e);
+        let folio = self.counted_folio(e);
+        if let Some(folio) = folio
+            && folio.is_anon()
+            && self.becomes_exclusive(&mut table, folio, e)
+        {
+            // An unshared page stays read-only.
+            if self.access.is_write() {
+                self.reuse(table, e);
+            }
+            return FaultOutcome::MINOR;
+        }
+        self.copy(table, e, folio)
+    }
+
+    /// A store through a userfaultfd write protection: the asynchronous mode,
+    /// in which the first store only removes it (rule FAULT-07). Unsharing
+    /// leaves it alone.
+    fn drop_uffd_wp(&self, table: &mut LockedTable<'f, P>, e: E<P>) -> E<P> {
+        if !self.access.is_write() || !e.is_uffd_wp() {
+            return e;
+        }
+        let index = table.index_of(self.va);
+        let page = table.single(index);
+        // Nothing becomes less permissive: no flush.
+        let mut owed = self.tables().tlb().obligation();
+        table.modify(page, &mut owed, |old| old.clear_uffd_wp());
+        table.get(index)
+    }
+
+    /// Whether the page of `e` is exclusive to this mapping, or can be proven
+    /// to be; it is marked then (rule FAULT-10).
+    fn becomes_exclusive(
+        &self,
+        table: &mut LockedTable<'f, P>,
+        folio: Folio<'m, P>,
+        e: E<P>,
+    ) -> bool {
+        let pfn = e.pfn(Level::Pte);
+        // Without any further question: such a page may be pinned, and a copy
+        // would take it away from the pin.
+        if self.memmap().page_exclusive(pfn) {
+            return true;
+        }
+        if !folio.is_large() {
+            return reuse::claim_small(folio, self.vma.anon());
+        }
+        match (Exclusive::judge(table, folio, self.mm().id()), self.policy.reuse) {
+            (Some(verdict), ReusePolicy::Page) => {
+                verdict.mark_page(pfn);
+                true
+            }
+            (None, _) => false,
+        }
+    }
+
+    /// Lets the store through in place (rule FAULT-11).
+    fn reuse(&self, mut table: LockedTable<'f, P>, e: E<P>) {
+        let index = table.index_of(self.va);
+        // Releasing: who finds the entry writable finds the page marked
+        // exclusive (rule WREUSE-08).
+        table.set_access_flags(index, self.maybe_mkwrite(e.mkyoung().mkdirty()));
+        drop(table);
+        self.event(Event::PagesReused, 1);
+    }
+}
