@@ -24,7 +24,7 @@ pub struct Walk<'a, S: TableSpace + FolioSpace, O: Observer> {
     pub observer: &'a O,
 }
 
-impl<'a, S: TableSpace + FolioSpace, O: Observer> Walk<'a, S, O> {
+impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
     /// Takes up to `nr` pages from `va` on, as long as each can be taken without
     /// a lock or a fault. The result is a prefix of the range (rule GUPF-07).
     ///
@@ -145,35 +145,40 @@ impl<'a, S: TableSpace + FolioSpace, O: Observer> Walk<'a, S, O> {
                 break;
             }
             self.observer.event(Event::Atomics, if K::PINS && refs.is_large() { 2 } else { 1 });
-            let refs = if B::ON && refs.is_large() {
-                match self.rest_of_run::<K>(ptes, index, head, want - got, early, flags, refs) {
-                    Some(refs) => refs,
-                    None => break,
+            if B::ON && refs.is_large() {
+                let left = want - got;
+                // As plain numbers: a value passed by reference would live in
+                // memory for small folios, too.
+                let held = refs.into_run(0);
+                let n = self.large::<K>(ptes, index, head, left, early, flags, held, out);
+                if n == 0 {
+                    break;
                 }
-            } else if !head.is_writable(Level::Pte)
-                && unshared_pages::<K, S>(None, flags, refs.folio(), pfn, 1) == 0
+                got += n;
+                continue;
+            }
+            let folio = refs.folio();
+            if !head.is_writable(Level::Pte)
+                && unshared_pages::<K, S>(None, flags, folio, pfn, 1) == 0
             {
                 break;
-            } else {
-                refs
-            };
-            let folio = refs.folio();
+            }
             folio.set_flag(FolioFlags::REFERENCED);
-            got += refs.n() as usize;
             out.push(refs.into_run(folio.index_of(pfn)));
+            got += 1;
         }
         got
     }
 
-    /// The run behind a head that is held and verified: scanned, cut to what
-    /// needs no unsharing, and grabbed in one step; `None` (and the head given
-    /// back) if even the head must be unshared.
+    /// The run of a head that is held and verified: scanned, cut to what needs
+    /// no unsharing, grabbed in one step and pushed. Its length, or 0 (and the
+    /// head is given back) if even the head must be unshared.
     ///
     /// Out of line: once per run of a large folio, and small folios keep their
     /// registers.
     #[inline(never)]
     #[expect(clippy::too_many_arguments, reason = "split off the loop for its registers only")]
-    fn rest_of_run<K: RefKind>(
+    fn large<K: RefKind>(
         &self,
         ptes: &View<'_, S, Pinned>,
         index: usize,
@@ -181,23 +186,32 @@ impl<'a, S: TableSpace + FolioSpace, O: Observer> Walk<'a, S, O> {
         want: usize,
         early: usize,
         flags: GupFlags,
-        mut refs: FolioRef<'a, S, K>,
-    ) -> Option<FolioRef<'a, S, K>> {
+        held: FolioRun,
+        out: &mut impl Sink,
+    ) -> usize {
+        let mut refs: FolioRef<'_, S, K> = self.map.adopt_run(held);
         let pfn = head.pfn(Level::Pte);
         let mut n = if early > 0 { early } else { self.scan(ptes, index, head, pfn, want) };
         self.observer.event(Event::EntriesRead, n as u64 - 1);
+        let folio = refs.folio();
         if !head.is_writable(Level::Pte) {
-            n = unshared_pages::<K, S>(None, flags, refs.folio(), pfn, n);
+            n = unshared_pages::<K, S>(None, flags, folio, pfn, n);
             if n == 0 {
-                return None;
+                return 0;
             }
         }
-        // At the limit of the count the head is kept.
-        if n > 1 && refs.grow(n as u32 - 1).is_ok() {
-            self.observer.event(Event::Grabs, 1);
-            self.observer.event(Event::Atomics, if K::PINS { 2 } else { 1 });
+        if n > 1 {
+            // At the limit of the count the head is kept.
+            if refs.grow(n as u32 - 1).is_ok() {
+                self.observer.event(Event::Grabs, 1);
+                self.observer.event(Event::Atomics, if K::PINS { 2 } else { 1 });
+            } else {
+                n = 1;
+            }
         }
-        Some(refs)
+        folio.set_flag(FolioFlags::REFERENCED);
+        out.push(refs.into_run(folio.index_of(pfn)));
+        n
     }
 
     /// Length of the run at `index`, at most `want`, inside table and folio.
