@@ -60,12 +60,11 @@ impl<F: FolioSpace> MemMap<F> {
     }
     fn dequeue(&self, queue: &mut DeferredQueue, head: usize) {
         let me = head as u64 + 1;
-        let next = self.link(me, 0).load(Relaxed);
-        let prev = self.link(me, 1).load(Relaxed);
-        self.link(me, 1).store(0, Relaxed);
+        let prev = self.link(me, 1).swap(0, Relaxed);
+        self.record(head).content.used();
         // The last access: who sees the folio off the queue may free it without
         // the lock. Release pairs with the Acquire of `is_queued`.
-        self.link(me, 0).store(0, ord!("folio.deferred.unlink", Release));
+        let next = self.link(me, 0).swap(0, ord!("folio.deferred.unlink", Release));
         match prev {
             END => queue.first = next,
             prev => self.link(prev, 0).store(next, Relaxed),
