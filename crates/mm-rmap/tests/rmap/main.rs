@@ -1,0 +1,8 @@
+//! Trees, walks and PMD splits on the model machine.
+#![cfg(not(loom))]
+
+mod graph;
+mod split_pmd;
+mod walks;
+mod within_vma;
+mod world;
