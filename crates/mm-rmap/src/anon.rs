@@ -50,13 +50,16 @@ impl<P: Platform> core::fmt::Debug for AnonTrees<P> {
     }
 }
 
+/// A grove that does not change meanwhile.
+pub(crate) type Reading<'t, P> = ReadGuard<'t, <P as Platform>::MmapLock, Grove<P>>;
+
 fn lock_of(id: AnonId) -> usize {
     id.0 as usize % NR_LOCKS
 }
 fn slot_of(id: AnonId) -> u32 {
     id.0 >> LOCK_BITS
 }
-fn id_of(lock: usize, slot: u32) -> AnonId {
+pub(crate) fn id_of(lock: usize, slot: u32) -> AnonId {
     AnonId(slot << LOCK_BITS | lock as u32)
 }
 /// Where the families live that a space starts.
@@ -78,13 +81,11 @@ impl<P: RmapPlatform> AnonTrees<P> {
     pub fn new() -> Self {
         AnonTrees { groves: core::array::from_fn(|_| RwLock::new(Grove::new())) }
     }
-    pub(crate) fn read(&self, id: AnonId) -> (ReadGuard<'_, P::MmapLock, Grove<P>>, u32) {
+    /// The grove of a tree, and the tree's number in it.
+    pub(crate) fn read(&self, id: AnonId) -> (Reading<'_, P>, u32) {
         (self.groves[lock_of(id)].read(), slot_of(id))
     }
-    pub(crate) fn try_read(
-        &self,
-        id: AnonId,
-    ) -> Option<(ReadGuard<'_, P::MmapLock, Grove<P>>, u32)> {
+    pub(crate) fn try_read(&self, id: AnonId) -> Option<(Reading<'_, P>, u32)> {
         Some((self.groves[lock_of(id)].try_read()?, slot_of(id)))
     }
     /// All groves, one after the other: (number of the lock, grove).
@@ -92,9 +93,6 @@ impl<P: RmapPlatform> AnonTrees<P> {
         for (lock, grove) in self.groves.iter().enumerate() {
             f(lock, &grove.read());
         }
-    }
-    pub(crate) const fn id(lock: usize, slot: u32) -> AnonId {
-        AnonId(slot << LOCK_BITS | lock as u32)
     }
 
     /// The tree that new folios of `vma` name; made at the first call (rule RMAP-21).

@@ -2,6 +2,7 @@
 //!
 //! For tests and simulators: nothing may change meanwhile.
 
+use crate::anon::id_of;
 use crate::{AnonTrees, Hit, MappedWalk, RmapPlatform, Seek, Strict};
 use core::ops::ControlFlow;
 use mm_folio::{AnonId, Folio};
@@ -69,7 +70,7 @@ impl<P: RmapPlatform> AnonTrees<P> {
     pub fn audit(&self, bad: &mut dyn FnMut(GraphFault)) {
         self.each_grove(|lock, grove| {
             for (slot, tree) in grove.trees.iter() {
-                let id = Self::id(lock, slot);
+                let id = id_of(lock, slot);
                 let children = grove.trees.iter().filter(|(_, t)| t.parent == slot).count() as u32;
                 if children != tree.nr_children {
                     bad(GraphFault::Children {
@@ -107,12 +108,12 @@ impl<P: RmapPlatform> AnonTrees<P> {
             }
             for (_, m) in grove.members.iter() {
                 if !m.trees.contains(&m.own) {
-                    bad(GraphFault::OwnTree(Self::id(lock, m.own)));
+                    bad(GraphFault::OwnTree(id_of(lock, m.own)));
                 }
                 for &tree in &m.trees {
                     let parent = grove.trees.get(tree).map(|t| t.parent);
                     if !parent.is_some_and(|p| m.trees.contains(&p)) {
-                        bad(GraphFault::Inheritance(Self::id(lock, tree)));
+                        bad(GraphFault::Inheritance(id_of(lock, tree)));
                     }
                 }
             }

@@ -1,4 +1,93 @@
-//! Reverse mapping: anonymous trees, walks, PMD split.
+//! Reverse mapping: from a folio to every entry that maps it.
+//!
+//! # The problem
+//!
+//! Page tables lead from an address to a frame. Reclaim, migration and the
+//! splitting of large folios need the way back: *all* entries that map a folio,
+//! in whichever address spaces, while those fork, unmap and move their memory.
+//! A list of entries per page would be exact and far too dear. Instead a folio
+//! names a *tree*, and a tree lists VMAs in which the folio *may* be mapped; the
+//! linear index says where in each of them to look.
+//!
+//! ```text
+//!   folio ──names──► tree C ──parent──► tree P ──parent──► root R
+//!     │ index          │ links            │ links            │ links
+//!     ▼                ▼                  ▼                  ▼
+//!   VMA of the child ──┴──────────────────┴──────────────────┤   its new folios name C
+//!   VMA of the parent ────────────────────┴──────────────────┤   its new folios name P
+//! ```
+//!
+//! # Protocol
+//!
+//! * The first anonymous fault of a VMA gives it a tree ([`AnonTrees::prepare`],
+//!   RMAP-21). A fork puts the child's VMA into every tree of the parent's, and
+//!   gives it one of its own (RMAP-22, RMAP-23): the child's new folios are
+//!   looked for in the child alone. A tree that nobody needs is reused, so that
+//!   a chain of forks does not grow without end.
+//! * Whoever splits, moves, resizes or removes a VMA says so *before* it frees
+//!   tables under it; a [walk](AnonTrees::walk) holds the lock of the trees, so
+//!   that in a [`Visit`] the tables stay.
+//! * A walk looks at the folio's map count *after* it has the lock. If the folio
+//!   is mapped, the VMA that maps it is linked, and the id that the folio names
+//!   means the right tree. That replaces a count of references on trees.
+//! * Within a VMA, [`MappedWalk`] finds the entries: it steps over holes, crosses
+//!   tables, and waits, in its [`Strict`] form, for whoever has taken an entry
+//!   and not yet counted it out.
+//!
+//! # PMD split
+//!
+//! [`split_pmd`] turns a PMD leaf into a table of PTEs in place. It cannot fail,
+//! since the table was deposited with the leaf, and it can be done under the lock of
+//! the trees alone, since the leaf says all that the PTEs need to know.
+//!
+//! # Locks
+//!
+//! ```text
+//!   mmap lock
+//!     folio lock
+//!       lock of the trees        (a small fixed set, by family)
+//!         PMD table lock, PTE table lock
+//!           counts lock of a folio
+//! ```
+//!
+//! # Not here
+//!
+//! Files and shared memory, merged pages, migration, the splitting of folios.
+//!
+//! # Example
+//!
+//! ```
+//! use mm_arch::model::ModelWord;
+//! use mm_arch::{VirtAddr, VirtRange};
+//! use mm_rmap::RmapPlatform;
+//! use mm_rmap::model::{ModelConfig, machine};
+//! use mm_vma::{Mm, Vma, VmaFlags};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let machine = machine::<ModelWord<8>>(ModelConfig::default())?;
+//! let trees = machine.anon_trees();
+//! let (parent, child) = (Mm::new(machine.clone())?, Mm::new(machine.clone())?);
+//! let range = VirtRange::new(VirtAddr::new(0x1000), 0x4000).unwrap();
+//! parent.write().insert(Vma::anonymous(range, VmaFlags::READ | VmaFlags::WRITE, 12))?;
+//!
+//! // The first fault makes a tree, a fork makes another one below it.
+//! let vmas = parent.read();
+//! let vma = vmas.find(range.start()).unwrap();
+//! let root = trees.prepare(&parent, &vmas, vma)?;
+//! let copy = vma.clone();
+//! trees.fork_vma(&child, vma, &copy)?;
+//! let own = copy.anon().unwrap();
+//! assert_ne!(own, root);
+//! assert_eq!(trees.root(own), root);
+//!
+//! // Exit takes the VMAs out again; the last one takes the trees along.
+//! trees.unlink(&parent, vma);
+//! assert_eq!(trees.nr_trees(), 2);
+//! trees.unlink(&child, &copy);
+//! assert_eq!(trees.nr_trees(), 0);
+//! # Ok(())
+//! # }
+//! ```
 #![no_std]
 
 extern crate alloc;
@@ -16,7 +105,7 @@ pub use anon::{AnonTrees, WalksExcluded};
 pub use audit::{GraphFault, MapcountFault};
 pub use mapped_walk::{Hit, Lookup, MappedWalk, Peek, PteHit, Seek, Strict};
 pub use split_pmd::{split_locked_pmd, split_pmd};
-pub use walk::{Visit, WalkEnd};
+pub use walk::{Visit, Visitor, WalkEnd};
 
 use mm_vma::Platform;
 

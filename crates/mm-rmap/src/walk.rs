@@ -38,6 +38,9 @@ pub enum WalkEnd {
     Contended,
 }
 
+/// What a walk calls for each VMA; `Break` ends it.
+pub type Visitor<'v, P> = dyn FnMut(&Arc<Mm<P>>, Visit<'_>) -> ControlFlow<()> + 'v;
+
 impl<P: RmapPlatform> AnonTrees<P> {
     /// Visits every VMA that may map pages of an anonymous folio, and waits for
     /// the trees if need be (rules RMAP-26..29).
@@ -45,11 +48,7 @@ impl<P: RmapPlatform> AnonTrees<P> {
     /// The folio is locked, so that its tree cannot change, and the caller holds a
     /// reference. Visits may take page-table locks, and wait for none of the mmap
     /// locks. A VMA whose address space is being torn down is skipped.
-    pub fn walk(
-        &self,
-        folio: Folio<'_, P>,
-        visit: &mut dyn FnMut(&Arc<Mm<P>>, Visit<'_>) -> ControlFlow<()>,
-    ) -> WalkEnd {
+    pub fn walk(&self, folio: Folio<'_, P>, visit: &mut Visitor<'_, P>) -> WalkEnd {
         let Some((id, index)) = folio.anon() else { return WalkEnd::Unmapped };
         let (grove, tree) = self.read(id);
         Self::visit_all(&grove, tree, folio, index, visit)
@@ -57,11 +56,7 @@ impl<P: RmapPlatform> AnonTrees<P> {
 
     /// As [`walk`](Self::walk), but gives up if it had to wait: reclaim has
     /// other folios.
-    pub fn try_walk(
-        &self,
-        folio: Folio<'_, P>,
-        visit: &mut dyn FnMut(&Arc<Mm<P>>, Visit<'_>) -> ControlFlow<()>,
-    ) -> WalkEnd {
+    pub fn try_walk(&self, folio: Folio<'_, P>, visit: &mut Visitor<'_, P>) -> WalkEnd {
         let Some((id, index)) = folio.anon() else { return WalkEnd::Unmapped };
         let Some((grove, tree)) = self.try_read(id) else { return WalkEnd::Contended };
         Self::visit_all(&grove, tree, folio, index, visit)
@@ -72,13 +67,13 @@ impl<P: RmapPlatform> AnonTrees<P> {
         tree: u32,
         folio: Folio<'_, P>,
         index: u64,
-        visit: &mut dyn FnMut(&Arc<Mm<P>>, Visit<'_>) -> ControlFlow<()>,
+        visit: &mut Visitor<'_, P>,
     ) -> WalkEnd {
         debug_assert!(folio.has(FolioFlags::LOCKED), "a walk of a folio that is not locked");
         // Under the lock and still mapped: the VMA that maps it is linked, so
         // the id names the tree that the folio means. An unmapped folio may
         // name a tree that is gone, or a new one.
-        if !folio.is_mapped() && !mm_sync::mutant!("rmap.walk.no_recheck") {
+        if !folio.is_mapped() {
             return WalkEnd::Unmapped;
         }
         let Some(tree) = grove.trees.get(tree) else { return WalkEnd::Unmapped };
