@@ -13,6 +13,8 @@ type A = ModelCont<64, 16>;
 type Table = <A as Arch>::Table;
 const PTE: Level = Level::Pte;
 const BASE: u64 = 0x10_0000;
+/// The contiguous mark in a raw model entry.
+const MARK: u64 = 1 << 8;
 
 /// Records what is flushed.
 #[derive(Default)]
@@ -109,8 +111,8 @@ fn inaccessible_and_special_entries_never_fold() {
     for e in [none, leaf(0x1000, true).mkspecial()] {
         let t = A::new_table();
         A::fill(&t, 0, 64, e);
-        assert!(folded(&t).is_empty());
-        check(&t);
+        // Not even the bit: helpers that look at it alone would widen.
+        assert!((0..64).all(|i| raw(&t, i).bits() & MARK == 0));
     }
 }
 
@@ -285,7 +287,7 @@ fn a_write_permission_for_one_entry_unfolds() {
     }
 }
 
-/// Rules: CONT-16, CONT-17, BATCH-06.
+/// Rules: CONT-16, CONT-17, ACC-18, BATCH-06.
 #[test]
 fn a_run_counts_a_block_from_where_it_enters_it() {
     let t = full();

@@ -1,8 +1,8 @@
 //! The laws of a format on all model formats, over random entries and tables.
 #![cfg(not(loom))]
 
-use mm_arch::model::{ModelCont, ModelEntry, ModelPair, ModelWord, laws};
-use mm_arch::{Arch, Level, Pfn};
+use mm_arch::model::{ModelCont, ModelEntry, ModelPair, ModelWord, NoTlb, laws};
+use mm_arch::{Arch, At, Entry, Held, Level, Pfn, Pinned, SpaceId, SpaceTlb, VirtAddr, respect};
 use proptest::prelude::*;
 
 /// Rules: PTE-01, ACC-23.
@@ -30,7 +30,7 @@ const SWAP: u64 = 1 << 4;
 proptest! {
     #![proptest_config(config(2048))]
 
-    /// Rules: PTE-05, PTE-10, PTE-15, PTE-16.
+    /// Rules: PTE-05, PTE-10, PTE-15, PTE-16, ACC-19, ACC-24.
     #[test]
     fn any_raw_value_obeys_the_entry_laws(raw: u64, mask: u64) {
         for raw in [raw, raw & mask, raw & !SWAP, raw & !SWAP | 1] {
@@ -47,6 +47,24 @@ proptest! {
         let e = laws::sample::<ModelWord<64>>(Pfn::new(pfn), seed, Level::Pte);
         laws::entry::<ModelWord<64>>(e, Level::Pte);
     }
+}
+
+/// Entries that differ only in the word without the present bit are two entries.
+///
+/// Rules: ACC-20.
+#[test]
+fn two_word_entries_are_compared_whole() {
+    type A = ModelPair<4>;
+    let tlb = SpaceTlb::new(&NoTlb, SpaceId(1));
+    let at = |index| At { va: VirtAddr::new((index as u64) << 12), index };
+    let e = laws::sample::<A>(Pfn::new(0x10_0001), 0x1b, Level::Pte);
+    let same_low = laws::sample::<A>(Pfn::new(0x20_0001), 0x1b, Level::Pte);
+    assert_eq!(e.bits() as u32, same_low.bits() as u32);
+    let t = A::new_table();
+    A::set(&t, at(0), e, &tlb);
+    A::set(&t, at(1), same_low, &tlb);
+    assert_ne!(A::read::<Held>(&t, 0), A::read::<Pinned>(&t, 1));
+    assert_eq!(A::scan::<Pinned, { respect::NOTHING }>(&t, 0, e.advance(0, Level::Pte), 2).nr, 1);
 }
 
 fn table_laws<A: Arch>() {

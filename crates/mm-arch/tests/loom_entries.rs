@@ -134,6 +134,7 @@ fn scan_against_share<A: Arch>() {
     assert!(!(pinner.join().unwrap() && shares), "shared while pinned");
 }
 
+/// Rules: ACC-02, ACC-04, P-RACE-25.
 #[test]
 fn publication() {
     holds("publish word", publish::<ModelWord<2>>);
@@ -149,6 +150,7 @@ fn publication() {
     caught("publish table word", "word.read", publish_table::<ModelWord<2>>);
 }
 
+/// Rules: ACC-05, ACC-11, ACC-12, PTE-18, SHSTK-08, P-RACE-15.
 #[test]
 fn hardware_marks() {
     holds("dirty/take word", dirty_against_take::<ModelWord<2>>);
@@ -165,6 +167,7 @@ fn hardware_marks() {
     caught("dirty/aging word", "word.update.not_rmw", dirty_against_aging::<ModelWord<2>>);
 }
 
+/// Rules: P-RACE-31, P-RACE-20, BATCH-10.
 #[test]
 fn batched_pin_against_share() {
     holds("scan/share word", scan_against_share::<ModelWord<2>>);
@@ -246,6 +249,7 @@ fn pair_three_threads() {
     assert_eq!(stored, old.is_dirty(), "a store was lost");
 }
 
+/// Rules: PAE-06, PAE-07, PAE-08, PAE-10, P-RACE-10, P-RACE-11.
 #[test]
 fn torn_pairs() {
     holds("pair set", pair_set);
@@ -265,7 +269,9 @@ fn torn_pairs() {
 }
 
 /// Not a mutant: why an entry must not be replaced by one with an equal low word
-/// unless every reader has left in between (PAE-10).
+/// unless every reader has left in between.
+///
+/// Rules: PAE-10.
 #[test]
 fn equal_low_words_need_a_wait() {
     caught("pair change, same low, no wait", "none", || pair_change(SAME_LOW, false));
@@ -380,6 +386,7 @@ fn access_flags_against_dirty<A: Arch<Entry = ModelEntry>>() {
     assert!(e.is_cont() && e.is_dirty() && e.is_young(), "{e:?}");
 }
 
+/// Rules: CONT-05, CONT-07, CONT-09, CONT-10, CONT-14, CONT-15, P-RACE-12, P-RACE-14.
 #[test]
 fn blocks_of_two() {
     holds("cont2 read/unfold", read_against_unfold::<Cont>);
@@ -396,6 +403,7 @@ fn blocks_of_two() {
     caught("cont2 flags/dirty", "word.update.not_rmw", access_flags_against_dirty::<Cont>);
 }
 
+/// Rules: CONT-09, CONT-10, P-RACE-12.
 #[test]
 fn blocks_of_four() {
     holds("cont4 read/unfold", read_against_unfold::<Cont4>);
@@ -403,6 +411,7 @@ fn blocks_of_four() {
     caught("cont4 read/replace", "cont.read.no_check", read_against_replace::<Cont4>);
 }
 
+/// Rules: CONT-05, CONT-09, P-RACE-14.
 #[test]
 fn a_block_with_three_threads() {
     holds_with("cont2 read, dirty, unfold", Bounds::at_most(3), || {

@@ -376,7 +376,7 @@ mod saved_dirty {
         }
     }
 
-    /// Rules: SHSTK-01, SHSTK-02.
+    /// Rules: SHSTK-01, SHSTK-02, BATCH-24.
     #[test]
     fn writable_is_a_predicate_over_two_bits() {
         for row in TABLE {
@@ -487,7 +487,7 @@ mod flushes {
 
     /// Every single-bit change, by the flags that a cache may have seen.
     ///
-    /// Rules: PTE-17.
+    /// Rules: PTE-17, ACC-24.
     #[test]
     fn single_bit_changes() {
         let either = bits::WRITE

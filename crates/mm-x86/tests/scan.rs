@@ -3,8 +3,8 @@
 
 use mm_arch::model::NoTlb;
 use mm_arch::{
-    AccessKind, Arch, At, Entry, Held, Level, Live, Pfn, Pinned, Private, Protection, Right,
-    SpaceId, SpaceTlb, VirtAddr, WriteKind, respect,
+    AccessKind, Arch, At, Entry, FlushScope, Held, Level, Live, Pfn, Pinned, Private, Protection,
+    Right, SpaceId, SpaceTlb, Tlb, VirtAddr, VirtRange, WriteKind, respect,
 };
 use mm_x86::{LongEntry, LongMode, X86_64, X86_64NoShstk, X86Entry, bits};
 
@@ -272,6 +272,36 @@ fn access_flags_of_a_shadow_stack_entry() {
     assert!(X86_64::set_access_flags(&t, at(1), e, &tlb()));
     let e = X86_64::read::<Held>(&t, 1);
     assert!(e.is_shadow_stack(PTE) && e.is_young() && e.is_dirty());
+}
+
+/// No operation on entries flushes by itself: there is nothing to break before
+/// making, and a stale translation only makes a page look older than it is.
+///
+/// Rules: ACC-11, ACC-13, ACC-17.
+#[test]
+fn operations_never_flush() {
+    struct Never;
+    impl Tlb for Never {
+        fn flush_range(&self, _: SpaceId, range: VirtRange, _: FlushScope) {
+            panic!("flushed {range:?}");
+        }
+        fn flush_space(&self, _: SpaceId) {
+            panic!("flushed everything");
+        }
+        fn defer_range(&self, _: SpaceId, range: VirtRange) {
+            panic!("deferred {range:?}");
+        }
+        fn flush_deferred(&self) {}
+    }
+    let tlb = SpaceTlb::new(&Never, SpaceId(1));
+    let t = table::<true>(&frames([READ_ONLY | bits::WRITE; 4]));
+    assert!(X86_64::clear_young(&t, at(0), 4, &tlb));
+    assert!(!X86_64::clear_young(&t, at(0), 4, &tlb));
+    X86_64::wrprotect(&t, at(1), 2, &tlb);
+    let e = X86_64::read::<Held>(&t, 1).mkyoung();
+    assert!(X86_64::set_access_flags(&t, at(1), e, &tlb));
+    X86_64::take::<Live, _>(&t, at(0), 4, &tlb, |_, _| {});
+    X86_64::set(&t, at(0), e, &tlb);
 }
 
 /// Rules: ACC-05, ACC-07.
