@@ -70,6 +70,17 @@ pub fn run(c: &mut Command) -> Result<(), Error> {
     if status.success() { Ok(()) } else { Err(failed(c, status)) }
 }
 
+/// Runs to the end; shows standard output only if it failed.
+pub fn run_quiet(c: &mut Command) -> Result<(), Error> {
+    eprintln!("+ {}", show(c));
+    let out = c.stderr(Stdio::inherit()).output().map_err(|e| spawn_error(c, &e))?;
+    if out.status.success() {
+        return Ok(());
+    }
+    print!("{}", String::from_utf8_lossy(&out.stdout));
+    Err(failed(c, out.status))
+}
+
 /// Runs to the end, keeps standard output, lets the rest through.
 pub fn output(c: &mut Command) -> Result<Output, Error> {
     let out = c.stderr(Stdio::inherit()).output().map_err(|e| spawn_error(c, &e))?;

@@ -131,10 +131,8 @@ fn alone(ws: &Workspace) -> Result<Outcome, Error> {
         let test =
             ["test", "--quiet", "--no-default-features", "--lib", "--tests", "--package", &p.name];
         // Built first and without dev-dependencies: they may switch on what the crate lacks.
-        let both = cmd::run(&mut ws.cargo(&build)).and_then(|()| {
-            let mut c = ws.cargo(&test);
-            cmd::run(c.stdout(Stdio::null()))
-        });
+        let both =
+            cmd::run(&mut ws.cargo(&build)).and_then(|()| cmd::run_quiet(&mut ws.cargo(&test)));
         if let Err(e) = both {
             eprintln!("{e}");
             failed.push(p.name.as_str());
