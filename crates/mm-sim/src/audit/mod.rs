@@ -1,0 +1,138 @@
+//! Audits: is the state of the machine one that may exist?
+//!
+//! Between two operations nothing is in flight, so everything can be recounted
+//! from the page tables of all processes and compared with what records,
+//! counters and caches claim. Each audit has a test that plants what it looks
+//! for.
+//!
+//! | audit | looks for | rules |
+//! |---|---|---|
+//! | counts | references, map counts, pins, exclusive marks against the entries | INV-1..5, INV-7, INV-8 |
+//! | counters | RSS counters against the entries | INV-6 |
+//! | rights | entries that allow more than their mapping, or are in none | INV-2, INV-10 |
+//! | dirt | stored pages that no entry and no folio calls dirty | ACC-05, ACC-15 |
+//! | caches | translations of freed frames and tables, or wider than the entry | INV-9 |
+//! | tables | entry counts, and tables that nobody links | |
+//! | trees | pages that the reverse map would not find | RMAP-27..29 |
+//! | content | words that are not what was stored ([`Shadow`]) | |
+//! | leaks | frames that did not come back ([`leaks`]) | |
+
+mod shadow;
+mod state;
+
+pub use shadow::{Shadow, ShadowPin};
+pub use state::{audit, leaks};
+
+use crate::CpuViolation;
+use mm_arch::{Level, Pfn, SpaceId, TableFrame, VirtAddr};
+use mm_rmap::{GraphFault, MapcountFault};
+use mm_vma::RssKind;
+
+/// What an audit found.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AuditViolation {
+    /// Counts of a folio.
+    #[error(transparent)]
+    Folio(#[from] mm_folio::audit::Violation),
+    /// Translation caches.
+    #[error(transparent)]
+    Cpu(#[from] CpuViolation),
+    /// An RSS counter disagrees with the entries.
+    #[error("space {}: {kind:?} counter expected {expected}, got {got}", space.0)]
+    Rss {
+        /// The address space.
+        space: SpaceId,
+        /// The counter.
+        kind: RssKind,
+        /// Entries of this kind, in pages.
+        expected: u64,
+        /// The counter.
+        got: u64,
+    },
+    /// An entry allows what its mapping does not.
+    #[error("space {}: the {level:?} entry at {va} allows more than its mapping", space.0)]
+    WiderThanMapping {
+        /// The address space.
+        space: SpaceId,
+        /// The address.
+        va: VirtAddr,
+        /// The level.
+        level: Level,
+    },
+    /// An entry is in no mapping.
+    #[error("space {}: the {level:?} entry at {va} is in no mapping", space.0)]
+    NoMapping {
+        /// The address space.
+        space: SpaceId,
+        /// The address.
+        va: VirtAddr,
+        /// The level.
+        level: Level,
+    },
+    /// A CPU stored to a page, but nothing remembers it.
+    #[error("page {pfn} was stored to, but neither an entry nor its folio is dirty")]
+    LostDirty {
+        /// The page.
+        pfn: Pfn,
+    },
+    /// A cached translation allows what the entry does not, or goes elsewhere.
+    #[error("CPU {cpu} translates {va} of space {} otherwise than the tables", space.0)]
+    StaleRights {
+        /// The CPU.
+        cpu: usize,
+        /// The address space.
+        space: SpaceId,
+        /// The address.
+        va: VirtAddr,
+    },
+    /// A table's count of entries is wrong.
+    #[error("table {frame:?}: entries expected {expected}, got {got}")]
+    TableEntries {
+        /// The table.
+        frame: TableFrame,
+        /// Entries that are not empty.
+        expected: u32,
+        /// The descriptor.
+        got: u32,
+    },
+    /// There are more or fewer tables than the address spaces link.
+    #[error("page tables expected {expected}, got {got}")]
+    Tables {
+        /// Tables that are linked or deposited.
+        expected: usize,
+        /// Tables that are allocated.
+        got: usize,
+    },
+    /// The anonymous trees are broken.
+    #[error("anonymous trees: {0:?}")]
+    Tree(GraphFault),
+    /// The reverse map does not lead to as many entries as map a folio.
+    #[error("folio {head}: the reverse map finds {} of {} mappings", .fault.found, .fault.claimed)]
+    ReverseMap {
+        /// The folio.
+        head: Pfn,
+        /// What was found and what is claimed.
+        fault: MapcountFault,
+    },
+    /// A word is not what was stored.
+    #[error("process {process}: {va} holds {got:#x}, but {expected:#x} was stored")]
+    Content {
+        /// The process.
+        process: u32,
+        /// The address.
+        va: VirtAddr,
+        /// What was stored.
+        expected: u64,
+        /// What is there.
+        got: u64,
+    },
+    /// Frames did not come back.
+    #[error("free frames expected {expected}, got {got}")]
+    FramesLeaked {
+        /// Frames when the machine was new.
+        expected: u64,
+        /// Frames now.
+        got: u64,
+    },
+}

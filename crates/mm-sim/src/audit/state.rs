@@ -1,0 +1,226 @@
+//! The audits of page tables, records and caches.
+
+use super::AuditViolation;
+use crate::events::Events;
+use crate::scan::{E, entries, user_space};
+use crate::{Host, Machine, Pinned, Process};
+use mm_arch::{AccessKind, Arch, Entry, Level, NonPresent, Pfn, SpaceId, VirtAddr};
+use mm_folio::FolioFlags;
+use mm_folio::audit::{Access, AuditLog, Mapping, Sharing};
+use mm_pgtable::TableSpace;
+use mm_rmap::RmapPlatform;
+use mm_vma::{MmRead, Platform, RssKind, Vma, VmaFlags};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the page tables of all processes say.
+struct Seen<A: Arch> {
+    log: AuditLog,
+    /// Present leaves, by address space and first address.
+    leaves: BTreeMap<(SpaceId, VirtAddr), (Level, E<A>)>,
+    /// Pages of dirty leaves.
+    dirty: BTreeSet<Pfn>,
+    /// Pages of anonymous leaves; of a PMD leaf the first one.
+    anon: BTreeSet<Pfn>,
+    tables: usize,
+    found: Vec<AuditViolation>,
+}
+
+/// Audits a machine at rest: nothing runs, [`Machine::settle`] was called.
+/// `processes` are all processes that live, `pinned` all pins and references
+/// that anybody holds.
+pub fn audit<'a, A: Arch, O: Events>(
+    machine: &Machine<A, O>,
+    processes: impl IntoIterator<Item = &'a Process<A, O>>,
+    pinned: impl IntoIterator<Item = &'a Pinned<A, O>>,
+) -> Vec<AuditViolation> {
+    let host = machine.host();
+    let mut seen = Seen {
+        log: AuditLog::new(),
+        leaves: BTreeMap::new(),
+        dirty: BTreeSet::new(),
+        anon: BTreeSet::new(),
+        tables: 0,
+        found: host.cpus().audit().into_iter().map(AuditViolation::from).collect(),
+    };
+    for process in processes {
+        seen.space(&process.mm().read());
+    }
+    seen.caches(host);
+    seen.dirt(host);
+    if seen.tables != host.tables().in_use() {
+        let got = host.tables().in_use();
+        seen.found.push(AuditViolation::Tables { expected: seen.tables, got });
+    }
+    for held in pinned {
+        for run in held.runs() {
+            let pfn = run.head.add(u64::from(run.first));
+            if held.is_pin() {
+                seen.log.pin(pfn, run.nr);
+            } else {
+                seen.log.hold(pfn, run.nr, "a reference");
+            }
+        }
+    }
+    for kept in [Some(host.zero_page()), host.huge_zero()].into_iter().flatten() {
+        seen.log.hold(kept, 1, "the kernel");
+    }
+    seen.trees(host);
+    seen.found.extend(seen.log.finish(host.memmap()).into_iter().map(AuditViolation::from));
+    seen.found
+}
+
+/// Whether everything came back, once all processes have exited and all pins are
+/// gone.
+pub fn leaks<A: Arch, O: Events>(machine: &Machine<A, O>) -> Vec<AuditViolation> {
+    let mut found = audit(machine, [], []);
+    let host = machine.host();
+    let kept = 1 + host.huge_zero().map_or(0, |_| 1 << A::order(Level::Pmd));
+    let expected = host.frames().ram().nr_frames() as u64 - kept;
+    let got = host.frames().nr_free();
+    if got != expected {
+        found.push(AuditViolation::FramesLeaked { expected, got });
+    }
+    found
+}
+
+impl<A: Arch> Seen<A> {
+    /// Takes stock of one address space.
+    fn space<O: Events>(&mut self, vmas: &MmRead<'_, Host<A, O>>) {
+        let mm = vmas.mm();
+        let (host, space) = (mm.platform(), mm.tables().id());
+        let mut rss = [0u64; 4];
+        if let Some(all) = user_space::<A>() {
+            entries(vmas, all, |va, level, e| {
+                let pages = 1u64 << A::order(level);
+                if let Some(NonPresent::Swap(_)) = e.nonpresent(level) {
+                    rss[RssKind::Swap as usize] += pages;
+                }
+                let vma = vmas.find(va);
+                let Some(vma) = vma else {
+                    self.found.push(AuditViolation::NoMapping { space, va, level });
+                    return;
+                };
+                if e.is_leaf(level) {
+                    self.rights(space, vma, va, level, e);
+                    self.leaves.insert((space, va), (level, e));
+                    if let Some(kind) = self.leaf(host, vma, mm.id(), level, e) {
+                        rss[kind as usize] += pages;
+                    }
+                }
+            });
+        }
+        for kind in [RssKind::Anon, RssKind::File, RssKind::Shmem, RssKind::Swap] {
+            let (expected, got) = (rss[kind as usize], mm.counters().get(kind));
+            if expected != got {
+                self.found.push(AuditViolation::Rss { space, kind, expected, got });
+            }
+        }
+        self.tables += mm.tables().count_tables(vmas.stay());
+        mm.tables().audit_counts(vmas.stay(), &mut |frame, expected, got| {
+            self.found.push(AuditViolation::TableEntries { frame, expected, got });
+        });
+    }
+
+    fn rights(&mut self, space: SpaceId, vma: &Vma, va: VirtAddr, level: Level, e: E<A>) {
+        let allows = vma.flags();
+        // A forced write leaves an entry read-only where the mapping is.
+        let wider = e.permits(AccessKind::Write, level) && !allows.contains(VmaFlags::WRITE)
+            || e.permits(AccessKind::Read, level) && !vma.is_accessible()
+            || e.permits(AccessKind::Exec, level) && !allows.contains(VmaFlags::EXEC)
+            || level == Level::Pmd
+                && (va.bytes_from(vma.start()) + (1 << A::shift(level)) > vma.range().bytes());
+        if wider {
+            self.found.push(AuditViolation::WiderThanMapping { space, va, level });
+        }
+    }
+
+    /// Takes note of a present leaf; what it counts as.
+    fn leaf<O: Events>(
+        &mut self,
+        host: &Host<A, O>,
+        vma: &Vma,
+        mm: mm_folio::MmId,
+        level: Level,
+        e: E<A>,
+    ) -> Option<RssKind> {
+        let (map, pfn) = (host.memmap(), e.pfn(level));
+        if e.is_special() || !map.contains(pfn) || map.is_zero_page(pfn) || map.is_huge_zero(pfn) {
+            return None;
+        }
+        let shared = vma.flags().contains(VmaFlags::SHARED);
+        self.log.mapping(Mapping {
+            pfn,
+            nr: 1,
+            level,
+            mm,
+            access: if e.is_writable(level) { Access::Writable } else { Access::ReadOnly },
+            sharing: if shared { Sharing::Shared } else { Sharing::Private },
+        });
+        let pages = 1u64 << A::order(level);
+        if e.is_dirty() {
+            self.dirty.extend((0..pages).map(|i| pfn.add(i)));
+        }
+        let folio = map.folio(pfn);
+        if folio.is_anon() {
+            self.anon.insert(pfn);
+            Some(RssKind::Anon)
+        } else if folio.has(FolioFlags::SWAPBACKED) {
+            Some(RssKind::Shmem)
+        } else {
+            Some(RssKind::File)
+        }
+    }
+
+    /// The leaf that covers `va`.
+    fn leaf_at(&self, space: SpaceId, va: VirtAddr) -> Option<(Level, E<A>)> {
+        [Level::Pte, Level::Pmd].into_iter().find_map(|level| {
+            let leaf = self.leaves.get(&(space, va.align_down(A::shift(level))))?;
+            (leaf.0 == level).then_some(*leaf)
+        })
+    }
+
+    /// No translation may go elsewhere than the tables or allow more than they do.
+    fn caches<O: Events>(&mut self, host: &Host<A, O>) {
+        let mut stale = Vec::new();
+        host.cpus().each_cached(|cpu, space, va, _, head, writable| {
+            let same = self.leaf_at(space, va).is_some_and(|(level, e)| {
+                crate::scan::page_of::<A>(va, level, e) == head
+                    && (!writable || e.permits(AccessKind::Write, level))
+            });
+            if !same {
+                stale.push(AuditViolation::StaleRights { cpu, space, va });
+            }
+        });
+        self.found.extend(stale);
+    }
+
+    /// What was stored to is dirty, by an entry or the folio (dirt is conserved).
+    fn dirt<O: Events>(&mut self, host: &Host<A, O>) {
+        for &pfn in &self.anon {
+            // A huge leaf is one entry: its pages are looked at through it.
+            let folio = host.memmap().folio(pfn);
+            let pages = if folio.entire_mapcount() > 0 { u64::from(folio.nr_pages()) } else { 1 };
+            for pfn in (0..pages).map(|i| pfn.add(i)) {
+                if host.frames().is_stored(pfn)
+                    && !folio.has(FolioFlags::DIRTY)
+                    && !self.dirty.contains(&pfn)
+                {
+                    self.found.push(AuditViolation::LostDirty { pfn });
+                }
+            }
+        }
+    }
+
+    /// The trees are sound, and lead to every entry that maps an anonymous page.
+    fn trees<O: Events>(&mut self, host: &Host<A, O>) {
+        let found = &mut self.found;
+        host.anon_trees().audit(&mut |fault| found.push(AuditViolation::Tree(fault)));
+        let heads: BTreeSet<_> =
+            self.anon.iter().map(|pfn| host.memmap().folio(*pfn).head()).collect();
+        for head in heads {
+            if let Err(fault) = host.anon_trees().audit_folio(host.memmap().folio(head)) {
+                self.found.push(AuditViolation::ReverseMap { head, fault });
+            }
+        }
+    }
+}

@@ -1,0 +1,461 @@
+//! Simulated CPUs: translation caches, walk caches, the hardware walk.
+//!
+//! A CPU believes its caches. A load or store goes to the translation cache
+//! first; on a miss the hardware walks the tables, through its cache of
+//! upper-level entries, and sets accessed and dirty bits as hardware does
+//! ([`Arch::mmu_mark`]). Nothing but a flush removes what is cached. So a flush
+//! that the kernel forgot is a *wrong value* in a test, not a missing call.
+//!
+//! # Protocol
+//!
+//! A CPU's caches have one lock, held over a whole access: walk, and use of the
+//! memory. A flush takes the lock of every CPU, as an interrupt waits for the
+//! instruction that a real CPU is executing. When it returns, no access through
+//! a flushed translation is under way (contract of [`Tlb`]).
+//!
+//! # What is modelled
+//!
+//! * Negative results are not cached; a translation that denies a store is
+//!   dropped and walked again before the CPU faults, so that widening an entry
+//!   needs no flush (rule WREUSE-15).
+//! * A store through a translation that is not dirty yet walks again, to set the
+//!   dirty bit in memory.
+//! * A flush of leaves leaves the walk cache alone (rule: only
+//!   [`FlushScope::Tables`] drops it). Real CPUs drop more; the contract
+//!   promises no more.
+//! * Caches never run out of room: what is stale stays, until it is flushed.
+
+use crate::Frames;
+use crate::frames::FrameUse;
+use mm_arch::{
+    AccessKind, Arch, Entry, FlushScope, Level, Pfn, Pinned, SpaceId, TableFrame, Tlb, VirtAddr,
+    VirtRange,
+};
+use mm_sync::stat::Counter;
+use mm_sync::{DefaultLock, Mutex};
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+
+/// A page fault: the hardware found no translation that allows the access.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PageFault {
+    /// The address.
+    pub va: VirtAddr,
+    /// What was tried.
+    pub kind: AccessKind,
+}
+
+bitflags::bitflags! {
+    /// Bugs that can be planted, to see them caught.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Plant: u8 {
+        /// Flushes of ranges do nothing.
+        const DROP_RANGE_FLUSHES = 1;
+        /// Flushes of whole address spaces do nothing.
+        const DROP_SPACE_FLUSHES = 2;
+        /// Flushes leave walk caches alone, though a table was unlinked.
+        const KEEP_WALK_CACHES = 4;
+    }
+}
+
+/// What a CPU did that no CPU may do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CpuViolation {
+    /// It used, or could use, a translation to a frame that was given back
+    /// (rule INV-9).
+    #[error("CPU {cpu} still translates {va} of space {} to {pfn}, which was given back", space.0)]
+    StaleTranslation {
+        /// The CPU.
+        cpu: usize,
+        /// The address space.
+        space: SpaceId,
+        /// The address.
+        va: VirtAddr,
+        /// The frame.
+        pfn: Pfn,
+    },
+    /// It walked, or could walk, through a table that was given back.
+    #[error("CPU {cpu} still walks {va} of space {} through the freed table {pfn}", space.0)]
+    StaleTable {
+        /// The CPU.
+        cpu: usize,
+        /// The address space.
+        space: SpaceId,
+        /// The address.
+        va: VirtAddr,
+        /// The frame of the table.
+        pfn: Pfn,
+    },
+}
+
+/// What flushes there were.
+#[derive(Debug, Default)]
+pub struct FlushCounts {
+    /// Flushes of ranges.
+    pub ranges: Counter,
+    /// Bytes in them.
+    pub bytes: Counter,
+    /// Flushes of ranges that dropped walk caches as well.
+    pub tables: Counter,
+    /// Flushes of whole address spaces.
+    pub spaces: Counter,
+    /// Ranges whose flush was deferred.
+    pub deferred: Counter,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Translation {
+    /// First frame of the leaf, and its generation when it was cached.
+    head: Pfn,
+    generation: u32,
+    readable: bool,
+    writable: bool,
+    executable: bool,
+    dirty: bool,
+}
+
+impl Translation {
+    fn allows(&self, kind: AccessKind) -> bool {
+        match kind {
+            AccessKind::Read => self.readable,
+            AccessKind::Write => self.writable && self.dirty,
+            AccessKind::Exec => self.executable,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct CachedTable {
+    frame: TableFrame,
+    generation: u32,
+}
+
+/// By address space, and address in units of what an entry of the level maps.
+type ByUnit<T> = BTreeMap<(SpaceId, u64), T>;
+
+/// The caches of one CPU; index with a level.
+#[derive(Debug, Default)]
+struct Caches {
+    leaves: [ByUnit<Translation>; 2],
+    tables: [ByUnit<CachedTable>; 5],
+}
+
+/// The CPUs of a machine.
+#[derive(Debug)]
+pub struct Cpus<A: Arch> {
+    cpus: Vec<Mutex<DefaultLock, Caches>>,
+    deferred: Mutex<DefaultLock, Vec<(SpaceId, VirtRange)>>,
+    frames: Arc<Frames>,
+    counts: FlushCounts,
+    planted: AtomicU8,
+    violations: Mutex<DefaultLock, Vec<CpuViolation>>,
+    _format: PhantomData<fn() -> A>,
+}
+
+/// Levels that leaves stand at.
+const LEAF_LEVELS: [Level; 2] = [Level::Pte, Level::Pmd];
+
+impl<A: Arch> Cpus<A> {
+    /// `nr` CPUs that cache nothing yet.
+    pub(crate) fn new(nr: usize, frames: Arc<Frames>) -> Self {
+        Cpus {
+            cpus: (0..nr.max(1)).map(|_| Mutex::new(Caches::default())).collect(),
+            deferred: Mutex::new(Vec::new()),
+            frames,
+            counts: FlushCounts::default(),
+            planted: AtomicU8::new(0),
+            violations: Mutex::new(Vec::new()),
+            _format: PhantomData,
+        }
+    }
+    /// Number of CPUs.
+    pub fn nr(&self) -> usize {
+        self.cpus.len()
+    }
+    /// The flushes so far.
+    pub fn flushes(&self) -> &FlushCounts {
+        &self.counts
+    }
+    /// Plants bugs.
+    pub fn plant(&self, bugs: Plant) {
+        self.planted.store(bugs.bits(), Relaxed);
+    }
+    fn planted(&self, bug: Plant) -> bool {
+        Plant::from_bits_truncate(self.planted.load(Relaxed)).contains(bug)
+    }
+    /// Translations that CPU `cpu` has cached, of all address spaces.
+    pub fn nr_cached(&self, cpu: usize) -> usize {
+        self.cpus[cpu].lock().leaves.iter().map(BTreeMap::len).sum()
+    }
+
+    /// One access of CPU `cpu` to the 8-byte word at `va`: `f` gets the word.
+    ///
+    /// `root` is the root table of the address space `space`.
+    ///
+    /// # Errors
+    ///
+    /// If the tables do not allow it.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such CPU.
+    pub(crate) fn access<R>(
+        &self,
+        cpu: usize,
+        space: SpaceId,
+        root: TableFrame,
+        va: VirtAddr,
+        kind: AccessKind,
+        f: impl FnOnce(&AtomicU64) -> R,
+    ) -> Result<R, PageFault> {
+        let mut caches = self.cpus[cpu].lock();
+        let (t, level) = match caches.translation::<A>(space, va, kind) {
+            Some(hit) => hit,
+            None => self.walk(&mut caches, cpu, space, root, va, kind)?,
+        };
+        if t.generation != self.frames.generation(t.head) {
+            self.report(CpuViolation::StaleTranslation { cpu, space, va, pfn: t.head });
+        }
+        let in_leaf = va.get() & ((1 << A::shift(level)) - 1);
+        let pfn = t.head.add(in_leaf >> A::PAGE_SHIFT);
+        if kind == AccessKind::Write {
+            self.frames.set_stored(pfn);
+        }
+        let word = (va.get() & ((1 << A::PAGE_SHIFT) - 1)) as usize / 8;
+        Ok(f(&self.frames.ram().words(pfn)[word]))
+    }
+
+    /// The hardware walk.
+    fn walk(
+        &self,
+        caches: &mut Caches,
+        cpu: usize,
+        space: SpaceId,
+        root: TableFrame,
+        va: VirtAddr,
+        kind: AccessKind,
+    ) -> Result<(Translation, Level), PageFault> {
+        let fault = PageFault { va, kind };
+        if va.get() >= A::USER_END {
+            return Err(fault);
+        }
+        let (mut frame, first) =
+            caches.deepest_table::<A>(space, va).map_or((root, 0), |(t, i)| {
+                if t.generation != self.frames.generation(t.frame.pfn()) {
+                    let pfn = t.frame.pfn();
+                    self.report(CpuViolation::StaleTable { cpu, space, va, pfn });
+                }
+                (t.frame, i)
+            });
+        for level in A::LEVELS[first..].iter().copied() {
+            let Some(table) = self.table(frame) else { return Err(fault) };
+            let index = A::index(va, level);
+            if level != Level::Pte {
+                let e = A::read_upper::<Pinned>(table, index);
+                if let Some(next) = e.as_table(level) {
+                    frame = next;
+                    let generation = self.frames.generation(next.pfn());
+                    caches.tables[level as usize].insert(
+                        (space, va.get() >> A::shift(level)),
+                        CachedTable { frame, generation },
+                    );
+                    continue;
+                }
+            }
+            let t = self.leaf(table, index, level, kind).ok_or(fault)?;
+            caches.leaves[level as usize].insert((space, va.get() >> A::shift(level)), t);
+            return Ok((t, level));
+        }
+        Err(fault)
+    }
+
+    /// Marks the leaf at `index` as hardware does and reads it.
+    fn leaf(
+        &self,
+        table: &A::Table,
+        index: usize,
+        level: Level,
+        kind: AccessKind,
+    ) -> Option<Translation> {
+        let read = || {
+            if level == Level::Pte {
+                A::read::<Pinned>(table, index)
+            } else {
+                A::read_upper::<Pinned>(table, index)
+            }
+        };
+        loop {
+            let e = read();
+            let allowed = e.is_leaf(level) && e.permits(kind, level);
+            if !allowed || !A::mmu_mark(table, index, kind, level) {
+                return None;
+            }
+            // The entry that was marked may have been another one: a CPU does
+            // both in one step.
+            let marked = read();
+            if marked.is_leaf(level) && marked.pfn(level) == e.pfn(level) {
+                let head = marked.pfn(level);
+                return Some(Translation {
+                    head,
+                    generation: self.frames.generation(head),
+                    readable: marked.permits(AccessKind::Read, level),
+                    writable: marked.permits(AccessKind::Write, level),
+                    executable: marked.permits(AccessKind::Exec, level),
+                    // Cached dirty only if this walk set it in memory.
+                    dirty: kind == AccessKind::Write,
+                });
+            }
+        }
+    }
+
+    /// The table in `frame`, unless that is no table any more.
+    fn table(&self, frame: TableFrame) -> Option<&A::Table> {
+        if self.frames.usage(frame.pfn()) != FrameUse::Table {
+            return None;
+        }
+        // SAFETY: the frame holds a table. It is freed only after it was
+        // unlinked and flushed; the flush waits for the lock of this CPU. With
+        // a planted bug it may be freed and even reused while this reference
+        // lives: frames are never unmapped, and whatever is in them is words.
+        Some(unsafe { self.frames.ram().frame(frame.pfn()).cast().as_ref() })
+    }
+    fn report(&self, v: CpuViolation) {
+        self.violations.lock().push(v);
+    }
+
+    /// What CPUs did that they must not, and what they could do with what they
+    /// have cached. Forgets the former.
+    pub fn audit(&self) -> Vec<CpuViolation> {
+        let mut found = std::mem::take(&mut *self.violations.lock());
+        for (cpu, caches) in self.cpus.iter().enumerate() {
+            let caches = caches.lock();
+            let stale = |pfn, generation| self.frames.generation(pfn) != generation;
+            for level in LEAF_LEVELS {
+                for (&(space, unit), t) in &caches.leaves[level as usize] {
+                    if stale(t.head, t.generation) {
+                        let (va, pfn) = (VirtAddr::new(unit << A::shift(level)), t.head);
+                        found.push(CpuViolation::StaleTranslation { cpu, space, va, pfn });
+                    }
+                }
+            }
+            for level in A::LEVELS {
+                for (&(space, unit), t) in &caches.tables[*level as usize] {
+                    if stale(t.frame.pfn(), t.generation) {
+                        let (va, pfn) = (VirtAddr::new(unit << A::shift(*level)), t.frame.pfn());
+                        found.push(CpuViolation::StaleTable { cpu, space, va, pfn });
+                    }
+                }
+            }
+        }
+        found
+    }
+    /// Every translation that a CPU has cached, as (CPU, space, address, level,
+    /// first frame, whether it allows stores). For audits.
+    pub(crate) fn each_cached(
+        &self,
+        mut each: impl FnMut(usize, SpaceId, VirtAddr, Level, Pfn, bool),
+    ) {
+        for (cpu, caches) in self.cpus.iter().enumerate() {
+            let caches = caches.lock();
+            for level in LEAF_LEVELS {
+                for (&(space, unit), t) in &caches.leaves[level as usize] {
+                    let va = VirtAddr::new(unit << A::shift(level));
+                    each(cpu, space, va, level, t.head, t.writable);
+                }
+            }
+        }
+    }
+}
+
+impl Caches {
+    /// The cached translation of `va`, if it allows the access without a walk.
+    /// One that does not is dropped.
+    fn translation<A: Arch>(
+        &mut self,
+        space: SpaceId,
+        va: VirtAddr,
+        kind: AccessKind,
+    ) -> Option<(Translation, Level)> {
+        for level in LEAF_LEVELS {
+            let key = (space, va.get() >> A::shift(level));
+            let leaves = &mut self.leaves[level as usize];
+            if let Some(t) = leaves.get(&key) {
+                if t.allows(kind) {
+                    return Some((*t, level));
+                }
+                leaves.remove(&key);
+            }
+        }
+        None
+    }
+    /// The lowest cached table on the way to `va`, and its place in the levels.
+    fn deepest_table<A: Arch>(&self, space: SpaceId, va: VirtAddr) -> Option<(CachedTable, usize)> {
+        (0..A::LEVELS.len() - 1).rev().find_map(|i| {
+            let level = A::LEVELS[i];
+            let t = self.tables[level as usize].get(&(space, va.get() >> A::shift(level)))?;
+            Some((*t, i + 1))
+        })
+    }
+    fn drop_leaves<A: Arch>(&mut self, space: SpaceId, range: VirtRange) {
+        for level in LEAF_LEVELS {
+            drop_units(&mut self.leaves[level as usize], space, range, A::shift(level));
+        }
+    }
+    fn drop_tables<A: Arch>(&mut self, space: SpaceId, range: VirtRange) {
+        for level in A::LEVELS {
+            drop_units(&mut self.tables[*level as usize], space, range, A::shift(*level));
+        }
+    }
+}
+
+fn drop_units<T>(cache: &mut ByUnit<T>, space: SpaceId, range: VirtRange, shift: u32) {
+    let units = (space, range.start().get() >> shift)..=(space, range.last().get() >> shift);
+    let keys: Vec<_> = cache.range(units).map(|(k, _)| *k).collect();
+    for key in keys {
+        cache.remove(&key);
+    }
+}
+
+impl<A: Arch> Tlb for Cpus<A> {
+    fn flush_range(&self, space: SpaceId, range: VirtRange, scope: FlushScope) {
+        self.counts.ranges.add(1);
+        self.counts.bytes.add(range.bytes());
+        self.counts.tables.add(u64::from(scope == FlushScope::Tables));
+        if self.planted(Plant::DROP_RANGE_FLUSHES) {
+            return;
+        }
+        for caches in &self.cpus {
+            let mut caches = caches.lock();
+            caches.drop_leaves::<A>(space, range);
+            if scope == FlushScope::Tables && !self.planted(Plant::KEEP_WALK_CACHES) {
+                caches.drop_tables::<A>(space, range);
+            }
+        }
+    }
+    fn flush_space(&self, space: SpaceId) {
+        self.counts.spaces.add(1);
+        if self.planted(Plant::DROP_SPACE_FLUSHES) {
+            return;
+        }
+        for caches in &self.cpus {
+            let mut caches = caches.lock();
+            caches.leaves.iter_mut().for_each(|c| c.retain(|(s, _), _| *s != space));
+            if !self.planted(Plant::KEEP_WALK_CACHES) {
+                caches.tables.iter_mut().for_each(|c| c.retain(|(s, _), _| *s != space));
+            }
+        }
+    }
+    fn defer_range(&self, space: SpaceId, range: VirtRange) {
+        self.counts.deferred.add(1);
+        self.deferred.lock().push((space, range));
+    }
+    /// Flushes what any CPU deferred: more than asked for.
+    fn flush_deferred(&self) {
+        let ranges = std::mem::take(&mut *self.deferred.lock());
+        for (space, range) in ranges {
+            self.flush_range(space, range, FlushScope::Leaves);
+        }
+    }
+}

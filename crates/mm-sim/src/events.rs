@@ -1,0 +1,66 @@
+//! Counting what the algorithms report.
+
+use mm_folio::MAX_ORDERS;
+use mm_sync::stat::Counter;
+use mm_vma::{Event, Observer};
+
+/// What a machine counts events with: [`EventCounts`], or `()` where a
+/// benchmark must not pay for counting.
+pub trait Events: Observer + Default + 'static {
+    /// The counts, if there are any.
+    fn counts(&self) -> Option<&EventCounts>;
+}
+
+impl Events for () {
+    fn counts(&self) -> Option<&EventCounts> {
+        None
+    }
+}
+
+/// Events so far.
+#[derive(Debug, Default)]
+#[expect(missing_docs, reason = "each field counts the event of its name")]
+pub struct EventCounts {
+    pub entries_read: Counter,
+    pub grabs: Counter,
+    pub atomics: Counter,
+    pub locks: Counter,
+    pub walks: Counter,
+    pub fills_under_lock: Counter,
+    pub gup_faults: Counter,
+    pub pages_reused: Counter,
+    pub pmd_split: Counter,
+    /// By order.
+    pub anon_fault_alloc: [Counter; MAX_ORDERS],
+    /// By order.
+    pub anon_fault_fallback: [Counter; MAX_ORDERS],
+}
+
+impl Observer for EventCounts {
+    fn event(&self, event: Event, nr: u64) {
+        let by_order = |counters: &[Counter; MAX_ORDERS]| {
+            if let Some(c) = counters.get(nr as usize) {
+                c.add(1);
+            }
+        };
+        match event {
+            Event::EntriesRead => self.entries_read.add(nr),
+            Event::Grabs => self.grabs.add(nr),
+            Event::Atomics => self.atomics.add(nr),
+            Event::Locks => self.locks.add(nr),
+            Event::Walks => self.walks.add(nr),
+            Event::FillsUnderLock => self.fills_under_lock.add(nr),
+            Event::GupFaults => self.gup_faults.add(nr),
+            Event::PagesReused => self.pages_reused.add(nr),
+            Event::PmdSplit => self.pmd_split.add(nr),
+            Event::AnonFaultAlloc => by_order(&self.anon_fault_alloc),
+            Event::AnonFaultFallback => by_order(&self.anon_fault_fallback),
+        }
+    }
+}
+
+impl Events for EventCounts {
+    fn counts(&self) -> Option<&EventCounts> {
+        Some(self)
+    }
+}

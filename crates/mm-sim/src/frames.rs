@@ -1,0 +1,236 @@
+//! The frame allocator, and what is known about each frame.
+//!
+//! Frames come from a buddy allocator: naturally aligned, lowest address first
+//! within the smallest block that fits, so that a run of a scenario is
+//! deterministic. The n-th allocation from now can be made to fail.
+//!
+//! Each frame has a word that says what it is used for, how often it was given
+//! back (its *generation*), and whether somebody stored to it. A translation
+//! cache remembers the generation: a later access through it to a frame that
+//! was given back in between is a missing flush (rule INV-9).
+
+use crate::Ram;
+use crate::ram::POISON;
+use buddy_system_allocator::FrameAllocator;
+use mm_arch::Pfn;
+use mm_folio::{AllocError, FolioSource, FrameBytes, MAX_ORDERS};
+use mm_sync::{DefaultLock, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// What a frame is used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FrameUse {
+    /// Nothing.
+    Free,
+    /// Part of a folio.
+    Folio,
+    /// A page table.
+    Table,
+}
+
+// The word of a frame: use in two bits, one bit for "stored to", generation.
+const USE: u32 = 3;
+const FOLIO: u32 = 1;
+const TABLE: u32 = 2;
+const STORED: u32 = 1 << 2;
+const GENERATION: u32 = 1 << 3;
+
+/// The frames of a machine.
+#[derive(Debug)]
+pub struct Frames {
+    ram: Ram,
+    words: Vec<AtomicU32>,
+    buddy: Mutex<DefaultLock, Buddy>,
+    /// Allocations that succeed before one fails; `u64::MAX`: none fails.
+    fail_after: AtomicU64,
+    nr_free: AtomicU64,
+    poison: AtomicBool,
+}
+
+struct Buddy(FrameAllocator<MAX_ORDERS>);
+
+impl std::fmt::Debug for Buddy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Buddy")
+    }
+}
+
+impl Frames {
+    /// All frames of `ram`, free.
+    pub(crate) fn new(ram: Ram, poison: bool) -> Self {
+        let (first, nr) = (ram.base().get() as usize, ram.nr_frames());
+        let mut buddy = FrameAllocator::new();
+        buddy.add_frame(first, first + nr);
+        Frames {
+            words: (0..nr).map(|_| AtomicU32::new(0)).collect(),
+            buddy: Mutex::new(Buddy(buddy)),
+            fail_after: AtomicU64::new(u64::MAX),
+            nr_free: AtomicU64::new(nr as u64),
+            poison: AtomicBool::new(poison),
+            ram,
+        }
+    }
+    /// The bytes.
+    pub fn ram(&self) -> &Ram {
+        &self.ram
+    }
+    /// Frames that are free.
+    pub fn nr_free(&self) -> u64 {
+        self.nr_free.load(Relaxed)
+    }
+    /// Makes the allocation after the next `n` fail, of folios and page tables
+    /// alike; `None`: none fails.
+    pub fn fail_after(&self, n: Option<u64>) {
+        self.fail_after.store(n.unwrap_or(u64::MAX), Relaxed);
+    }
+    /// Whether an injected failure has happened, or none was asked for.
+    pub fn failure_is_spent(&self) -> bool {
+        self.fail_after.load(Relaxed) == u64::MAX
+    }
+    /// Fills frames with [`POISON`] when they are given back.
+    pub fn poison_freed(&self, yes: bool) {
+        self.poison.store(yes, Relaxed);
+    }
+
+    fn word(&self, pfn: Pfn) -> &AtomicU32 {
+        &self.words[self.ram.index(pfn)]
+    }
+    /// What a frame is used for.
+    pub fn usage(&self, pfn: Pfn) -> FrameUse {
+        match self.word(pfn).load(Relaxed) & USE {
+            FOLIO => FrameUse::Folio,
+            TABLE => FrameUse::Table,
+            _ => FrameUse::Free,
+        }
+    }
+    /// How often a frame was given back.
+    pub fn generation(&self, pfn: Pfn) -> u32 {
+        self.word(pfn).load(Relaxed) / GENERATION
+    }
+    /// Somebody stored to the frame.
+    pub(crate) fn set_stored(&self, pfn: Pfn) {
+        let word = self.word(pfn);
+        if word.load(Relaxed) & STORED == 0 {
+            word.fetch_or(STORED, Relaxed);
+        }
+    }
+    /// Whether somebody stored to the frame since it was allocated.
+    pub fn is_stored(&self, pfn: Pfn) -> bool {
+        self.word(pfn).load(Relaxed) & STORED != 0
+    }
+
+    fn take(&self, order: u32, used_for: u32) -> Result<Pfn, AllocError> {
+        if order as usize >= MAX_ORDERS || self.fails() {
+            return Err(AllocError);
+        }
+        let head = self.buddy.lock().0.alloc(1 << order).ok_or(AllocError)?;
+        let head = Pfn::new(head as u64);
+        self.nr_free.fetch_sub(1 << order, Relaxed);
+        for i in 0..1 << order {
+            let word = self.word(head.add(i));
+            debug_assert_eq!(word.load(Relaxed) & USE, 0, "{head} was handed out twice");
+            word.fetch_or(used_for, Relaxed);
+        }
+        Ok(head)
+    }
+    fn fails(&self) -> bool {
+        let step = |n: u64| (n != u64::MAX).then(|| n.checked_sub(1).unwrap_or(u64::MAX));
+        self.fail_after.fetch_update(Relaxed, Relaxed, step) == Ok(0)
+    }
+    fn give(&self, head: Pfn, order: u32) {
+        for i in 0..1 << order {
+            let pfn = head.add(i);
+            let word = self.word(pfn);
+            debug_assert_ne!(word.load(Relaxed) & USE, 0, "{pfn} was given back twice");
+            let old = word.load(Relaxed);
+            word.store((old & !(USE | STORED)).wrapping_add(GENERATION), Relaxed);
+            if self.poison.load(Relaxed) {
+                self.ram.fill(pfn, POISON);
+            }
+        }
+        self.nr_free.fetch_add(1 << order, Relaxed);
+        self.buddy.lock().0.dealloc(head.get() as usize, 1 << order);
+    }
+    /// A frame for a page table, of any content.
+    pub(crate) fn take_table(&self) -> Result<Pfn, AllocError> {
+        self.take(0, TABLE)
+    }
+    /// The frame of a page table comes back.
+    pub(crate) fn give_table(&self, pfn: Pfn) {
+        self.give(pfn, 0);
+    }
+}
+
+impl FrameBytes for Frames {
+    fn zero(&self, pfn: Pfn, nr_pages: u64) {
+        for i in 0..nr_pages {
+            self.ram.fill(pfn.add(i), 0);
+        }
+    }
+    fn copy(&self, dst: Pfn, src: Pfn) {
+        for (d, s) in self.ram.words(dst).iter().zip(self.ram.words(src)) {
+            d.store(s.load(Relaxed), Relaxed);
+        }
+        if self.is_stored(src) {
+            self.set_stored(dst);
+        }
+    }
+    fn load(&self, pfn: Pfn, offset: usize) -> u64 {
+        self.ram.words(pfn)[offset / 8].load(Relaxed)
+    }
+    fn store(&self, pfn: Pfn, offset: usize, value: u64) {
+        self.set_stored(pfn);
+        self.ram.words(pfn)[offset / 8].store(value, Relaxed);
+    }
+}
+
+/// The frames as the memory map sees them.
+#[derive(Clone, Debug)]
+pub struct FrameSource(pub(crate) Arc<Frames>);
+
+impl FolioSource for FrameSource {
+    fn alloc(&self, order: u32) -> Result<Pfn, AllocError> {
+        self.0.take(order, FOLIO)
+    }
+    fn free(&self, head: Pfn, order: u32) {
+        self.0.give(head, order);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frames() -> FrameSource {
+        let ram = Ram::new(Pfn::new(0x1_0000), 1024).expect("memory");
+        FrameSource(Arc::new(Frames::new(ram, true)))
+    }
+
+    #[test]
+    fn runs_are_aligned_and_come_back() {
+        let f = frames();
+        let a = f.alloc(0).expect("one");
+        let b = f.alloc(4).expect("sixteen");
+        assert_eq!((a.get(), b.get() % 16), (0x1_0000, 0));
+        assert_eq!(f.0.usage(b.add(15)), FrameUse::Folio);
+        assert_eq!(f.0.nr_free(), 1024 - 17);
+        f.0.set_stored(b);
+        f.free(b, 4);
+        assert_eq!(f.0.usage(b), FrameUse::Free);
+        assert_eq!((f.0.generation(b), f.0.is_stored(b)), (1, false));
+        assert_eq!(f.0.ram().words(b)[0].load(Relaxed), POISON);
+        f.free(a, 0);
+        assert_eq!(f.alloc(9).map(Pfn::get), Ok(0x1_0000), "buddies were merged");
+        assert!(f.alloc(20).is_err() && f.alloc(21).is_err());
+    }
+
+    #[test]
+    fn the_nth_allocation_fails_once() {
+        let f = frames();
+        f.0.fail_after(Some(1));
+        assert!(f.alloc(0).is_ok() && !f.0.failure_is_spent());
+        assert!(f.0.take_table().is_err() && f.0.failure_is_spent());
+        assert!(f.alloc(0).is_ok());
+    }
+}

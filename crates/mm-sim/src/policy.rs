@@ -1,0 +1,73 @@
+//! Policy presets: how the algorithms of a machine batch.
+
+use mm_fault::{FaultPolicy, ReusePolicy, ThpPolicy};
+use mm_gup::GupPolicy;
+use mm_map::{Batching, MapPolicy};
+
+/// Order of the folios that start with the top knob's setting, as in a kernel
+/// that was just booted. A scenario sets every size itself.
+const PMD_ORDER: u32 = 9;
+
+/// A preset, by name.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum Preset {
+    /// Nothing batched anywhere.
+    Baseline,
+    /// What that kernel does: fork, zap and protect batched; GUP and write-fault
+    /// reuse per page.
+    Linux618,
+    /// The patch series on top of it: GUP in runs.
+    Series,
+    /// The fastest of everything here.
+    #[default]
+    Best,
+}
+
+impl Preset {
+    /// All presets.
+    pub const ALL: &'static [Preset] =
+        &[Preset::Baseline, Preset::Linux618, Preset::Series, Preset::Best];
+
+    /// The name on command lines.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Preset::Baseline => "baseline",
+            Preset::Linux618 => "linux-6.18",
+            Preset::Series => "series",
+            Preset::Best => "best",
+        }
+    }
+    /// The preset of a name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Preset::ALL.iter().copied().find(|p| p.name() == name)
+    }
+    /// Its value.
+    pub fn policy(self) -> Policy {
+        let (batching, gup) = match self {
+            Preset::Baseline => (Batching::PerPage, GupPolicy::PER_PAGE),
+            Preset::Linux618 => (Batching::Batched, GupPolicy::PER_PAGE),
+            Preset::Series | Preset::Best => (Batching::Batched, GupPolicy::BATCHED),
+        };
+        Policy {
+            map: MapPolicy { batching },
+            gup,
+            fault: FaultPolicy::new(ThpPolicy::new(PMD_ORDER)),
+        }
+    }
+    /// Whether a write fault after a fork makes the whole folio writable again:
+    /// the derived goldens are what such a policy prints.
+    pub fn reuses_whole_folios(self) -> bool {
+        self.policy().fault.reuse != ReusePolicy::Page
+    }
+}
+
+/// The policies of all algorithms.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// Fork, zap, protect, move.
+    pub map: MapPolicy,
+    /// GUP.
+    pub gup: GupPolicy,
+    /// Faults: folio sizes, reuse.
+    pub fault: FaultPolicy,
+}

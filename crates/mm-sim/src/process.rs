@@ -1,0 +1,165 @@
+//! Processes: an address space, the CPU it runs on, and the faults it took.
+
+use crate::events::{EventCounts, Events};
+use crate::{Host, PageFault};
+use mm_arch::{AccessKind, Arch, Tlb, VirtAddr};
+use mm_fault::{FaultFlags, FaultOutcome, FaultSignal, handle_fault};
+use mm_vma::Mm;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A process. Dropping it is its exit: everything is unmapped.
+///
+/// Pins that it took are values of their own ([`Pinned`](crate::Pinned)).
+pub struct Process<A: Arch, O: Events = EventCounts> {
+    mm: Arc<Mm<Host<A, O>>>,
+    cpu: usize,
+    faults: Mutex<FaultRecords>,
+}
+
+/// The faults of a process since they were last taken.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct FaultRecords {
+    /// Faults of CPUs, in order; those that ended in a signal are not counted.
+    pub cpu: Vec<FaultRecord>,
+    /// Faults taken for GUP from memory.
+    pub gup_minor: u64,
+    /// Faults taken for GUP that read from a device.
+    pub gup_major: u64,
+}
+
+/// A fault by a CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FaultRecord {
+    /// The address of the access.
+    pub va: VirtAddr,
+    /// Whether content was read from a device.
+    pub major: bool,
+}
+
+/// Why an access did not happen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum AccessError {
+    /// It was answered with a signal.
+    #[error(transparent)]
+    Signal(#[from] FaultSignal),
+    /// There was no memory for the page.
+    #[error("no memory for the page at {0}")]
+    NoMemory(VirtAddr),
+    /// The fault was said to be resolved, again and again, but is not: a bug in
+    /// the fault code.
+    #[error("the {:?} access to {} faults for ever", .0.kind, .0.va)]
+    Stuck(PageFault),
+}
+
+/// Faults that one access may take before it counts as stuck. A store to an
+/// untouched page can take three: table, zero page, copy.
+const MAX_FAULTS: usize = 8;
+
+impl<A: Arch, O: Events> Process<A, O> {
+    pub(crate) fn new(mm: Arc<Mm<Host<A, O>>>, cpu: usize) -> Self {
+        Process { mm, cpu, faults: Mutex::default() }
+    }
+    /// The address space.
+    pub fn mm(&self) -> &Mm<Host<A, O>> {
+        &self.mm
+    }
+    /// The machine.
+    pub fn host(&self) -> &Host<A, O> {
+        self.mm.platform()
+    }
+    /// The CPU that the process runs on.
+    pub fn cpu(&self) -> usize {
+        self.cpu
+    }
+    /// Moves the process to another CPU.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such CPU.
+    pub fn run_on(&mut self, cpu: usize) {
+        assert!(cpu < self.host().cpus().nr(), "no CPU {cpu}");
+        self.cpu = cpu;
+    }
+    pub(crate) fn faults(&self) -> MutexGuard<'_, FaultRecords> {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// The faults since the last call.
+    pub fn take_faults(&self) -> FaultRecords {
+        std::mem::take(&mut self.faults())
+    }
+
+    /// Loads the 8-byte word at `va`, faulting as needed.
+    ///
+    /// # Errors
+    ///
+    /// If the access is not possible, or there is no memory.
+    pub fn load(&self, va: VirtAddr) -> Result<u64, AccessError> {
+        self.access(va, AccessKind::Read, |w| w.load(Relaxed))
+    }
+    /// Stores to the 8-byte word at `va`, faulting as needed.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub fn store(&self, va: VirtAddr, value: u64) -> Result<(), AccessError> {
+        self.access(va, AccessKind::Write, |w| w.store(value, Relaxed))
+    }
+
+    fn access<R>(
+        &self,
+        va: VirtAddr,
+        kind: AccessKind,
+        f: impl FnOnce(&AtomicU64) -> R + Copy,
+    ) -> Result<R, AccessError> {
+        let (cpus, tables) = (self.host().cpus(), self.mm.tables());
+        for _ in 0..MAX_FAULTS {
+            match cpus.access(self.cpu, tables.id(), tables.root(), va, kind, f) {
+                Ok(r) => return Ok(r),
+                Err(fault) => self.fault(fault)?,
+            }
+        }
+        Err(AccessError::Stuck(PageFault { va, kind }))
+    }
+
+    /// Handles a page fault of this process's CPU.
+    ///
+    /// # Errors
+    ///
+    /// If it is answered with a signal, or there is no memory.
+    pub fn fault(&self, fault: PageFault) -> Result<(), AccessError> {
+        let policy = self.host().policy().fault;
+        let flags = match fault.kind {
+            AccessKind::Read => FaultFlags::empty(),
+            AccessKind::Write => FaultFlags::WRITE,
+            AccessKind::Exec => FaultFlags::EXEC,
+        };
+        let vmas = self.mm.read();
+        match handle_fault(&policy, &vmas, fault.va, flags) {
+            FaultOutcome::Done { major } => {
+                self.faults().cpu.push(FaultRecord { va: fault.va, major });
+                Ok(())
+            }
+            FaultOutcome::Signal(signal) => Err(signal.into()),
+            FaultOutcome::Oom => Err(AccessError::NoMemory(fault.va)),
+        }
+    }
+    /// The process ends: its memory is gone when this returns.
+    pub fn exit(self) {}
+}
+
+impl<A: Arch, O: Events> Drop for Process<A, O> {
+    fn drop(&mut self) {
+        let host = self.host().clone();
+        mm_map::exit(&host.policy().map, &self.mm);
+        // The root and what hangs below go without a gather; nobody may walk
+        // them any more, nor a later space of the same number find them cached.
+        host.cpus().flush_space(self.mm.tables().id());
+    }
+}
+
+impl<A: Arch, O: Events> std::fmt::Debug for Process<A, O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Process").field("mm", &self.mm.id()).field("cpu", &self.cpu).finish()
+    }
+}

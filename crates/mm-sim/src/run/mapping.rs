@@ -1,0 +1,161 @@
+//! Operations on mappings and processes.
+
+use super::{Outcome, Runner, Step};
+use crate::RunError;
+use crate::events::Events;
+use mm_arch::{Arch, Rights, VirtAddr, VirtRange};
+use mm_map::{ForkError, MapError, OldPlace};
+use mm_scenario::{Advice, Line, MapSource, Op, PAGE_SIZE, ProcId, Prot, Range, RegionId, Sharing};
+use mm_vma::VmaFlags;
+
+impl<A: Arch, O: Events> Runner<'_, A, O> {
+    pub(super) fn fork(&mut self, line: &Line, child: ProcId, parent: ProcId) -> Step {
+        let of = &self.proc(parent)?.process;
+        let forked = of.fork();
+        let process = match forked {
+            Ok(process) => process,
+            Err(e) => return self.done(line, Err(e), ForkError::errno),
+        };
+        {
+            let of = &self.procs[&parent].process;
+            let vmas = of.mm().read();
+            let lost = VmaFlags::DONTCOPY | VmaFlags::WIPEONFORK;
+            self.shadow.fork(parent.index() as u32, child.index() as u32, |va| {
+                vmas.find(va).is_some_and(|v| !v.flags().intersects(lost))
+            });
+        }
+        self.insert(child, process);
+        Ok(Outcome::Silent)
+    }
+    pub(super) fn exit(&mut self, proc: ProcId) -> Step {
+        // Pins end with their process.
+        if let Some(gone) = self.procs.remove(&proc) {
+            drop(gone.pins);
+            gone.process.exit();
+        }
+        self.shadow.exit(proc.index() as u32);
+        Ok(Outcome::Silent)
+    }
+
+    pub(super) fn mmap(&mut self, line: &Line) -> Step {
+        let Op::Mmap { proc, region, pages, source, prot, sharing, noreserve } = line.op else {
+            return Ok(Outcome::Silent);
+        };
+        if source != MapSource::Anon || sharing == Sharing::Shared {
+            return Err(self.not_built(line));
+        }
+        let available = self.host().frames().ram().nr_frames() as u64;
+        if pages > available {
+            let (file, line_no) = (self.scenario.name.clone(), line.line_no);
+            return Err(RunError::TooLarge { file, line: line_no, op: "mmap", pages, available });
+        }
+        let mut flags = vma_rights(prot);
+        flags.set(VmaFlags::NORESERVE, noreserve);
+        let range = self.span(Range { region, first: 0, pages, stride: 1 })?;
+        let process = &self.proc(proc)?.process;
+        // A scenario's mmap is at a fixed address: what is there makes way.
+        let r = process.munmap(range).and_then(|()| process.mmap_anon(range, flags));
+        if r.is_ok() {
+            self.shadow.forget(proc.index() as u32, range);
+        }
+        self.done(line, r, MapError::errno)
+    }
+    pub(super) fn munmap(&mut self, line: &Line, proc: ProcId, range: Range) -> Step {
+        let range = self.span(range)?;
+        let r = self.proc(proc)?.process.munmap(range);
+        if r.is_ok() {
+            self.shadow.forget(proc.index() as u32, range);
+        }
+        self.done(line, r, MapError::errno)
+    }
+    pub(super) fn mprotect(&mut self, line: &Line, proc: ProcId, range: Range, prot: Prot) -> Step {
+        let mut rights = Rights::empty();
+        rights.set(Rights::READ, prot.contains(Prot::READ));
+        rights.set(Rights::WRITE, prot.contains(Prot::WRITE));
+        rights.set(Rights::EXEC, prot.contains(Prot::EXEC));
+        let r = self.proc(proc)?.process.mprotect(self.span(range)?, rights);
+        self.done(line, r, MapError::errno)
+    }
+    pub(super) fn madvise(
+        &mut self,
+        line: &Line,
+        proc: ProcId,
+        range: Range,
+        advice: Advice,
+    ) -> Step {
+        let range = self.span(range)?;
+        let asked = match advice {
+            Advice::HugePage => mm_map::Advice::HugePage,
+            Advice::NoHugePage => mm_map::Advice::NoHugePage,
+            Advice::DontNeed => mm_map::Advice::DontNeed,
+            Advice::DontFork => mm_map::Advice::DontFork,
+            Advice::DoFork => mm_map::Advice::DoFork,
+            Advice::WipeOnFork => mm_map::Advice::WipeOnFork,
+            Advice::KeepOnFork => mm_map::Advice::KeepOnFork,
+            _ => return Err(self.not_built(line)),
+        };
+        let r = self.proc(proc)?.process.madvise(range, asked);
+        if advice == Advice::DontNeed && dropped(&r) {
+            self.shadow.forget(proc.index() as u32, range);
+        }
+        self.done(line, r, MapError::errno)
+    }
+    pub(super) fn mremap_move(
+        &mut self,
+        line: &Line,
+        proc: ProcId,
+        range: Range,
+        to: VirtAddr,
+        old: OldPlace,
+    ) -> Step {
+        let range = self.span(range)?;
+        let r = self.proc(proc)?.process.mremap_move(range, to, old);
+        if r.is_ok() {
+            if let Ok(target) = VirtRange::new(to, range.bytes()) {
+                self.shadow.forget(proc.index() as u32, target);
+            }
+            self.shadow.move_to(proc.index() as u32, range, to);
+        }
+        self.done(line, r, MapError::errno)
+    }
+    /// The mapping at the start of the region gets another length.
+    pub(super) fn mremap_resize(
+        &mut self,
+        line: &Line,
+        proc: ProcId,
+        region: RegionId,
+        pages: u64,
+    ) -> Step {
+        let start = self.address(region, 0);
+        let process = &self.proc(proc)?.process;
+        let Some(old) = process
+            .mm()
+            .read()
+            .find(start)
+            .map(|v| VirtRange::new(start, v.range().bytes_after(start)).unwrap_or(v.range()))
+        else {
+            return Ok(self.refused(line, MapError::BadAddress(start).errno()));
+        };
+        let r = process.mremap_resize(old, pages * PAGE_SIZE);
+        if r.is_ok()
+            && let Some(gone) = old.bytes().checked_sub(pages * PAGE_SIZE)
+            && let Ok(tail) = VirtRange::new(start.add_units(pages, A::PAGE_SHIFT), gone)
+        {
+            self.shadow.forget(proc.index() as u32, tail);
+        }
+        self.done(line, r, MapError::errno)
+    }
+}
+
+/// What is mapped of a range with a hole is dropped all the same.
+fn dropped(r: &Result<(), MapError>) -> bool {
+    matches!(r, Ok(()) | Err(MapError::Hole(_)))
+}
+
+fn vma_rights(prot: Prot) -> VmaFlags {
+    let mut flags = VmaFlags::empty();
+    flags.set(VmaFlags::READ, prot.contains(Prot::READ));
+    flags.set(VmaFlags::WRITE, prot.contains(Prot::WRITE));
+    flags.set(VmaFlags::EXEC, prot.contains(Prot::EXEC));
+    flags
+}

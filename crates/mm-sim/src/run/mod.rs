@@ -1,0 +1,378 @@
+//! Runs scenarios: one operation at a time, on one machine.
+
+mod access;
+mod error;
+mod mapping;
+mod observe;
+mod pins;
+
+use crate::audit::{Shadow, ShadowPin};
+use crate::events::Events;
+use crate::{
+    AuditViolation, EventCounts, Host, Machine, MachineConfig, Pinned, Policy, Process, audit,
+    leaks,
+};
+use mm_arch::{Arch, VirtAddr, VirtRange};
+use mm_fault::{OrderMode, ThpMode};
+use mm_folio::MAX_ORDERS;
+use mm_map::OldPlace;
+use mm_scenario::observe::{FaultLog, History, Note, Record, StatKey, Stats, Vmas};
+use mm_scenario::{
+    FolioSize, Line, Op, PAGE_SIZE, PinId, ProcId, Range, RegionId, Scenario, Target, ThpPolicy,
+};
+use std::collections::BTreeMap;
+
+pub use error::RunError;
+pub use observe::capabilities;
+
+/// How a scenario is run.
+#[derive(Clone, Copy, Debug)]
+pub struct RunOptions {
+    /// The machine.
+    pub machine: MachineConfig,
+    /// Audit the machine after every operation, and look for leaks at the end.
+    pub audit: bool,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        RunOptions { machine: MachineConfig::default(), audit: cfg!(debug_assertions) }
+    }
+}
+
+/// Runs `scenario` on a new machine and hands every record to `print` as soon as
+/// it is made.
+///
+/// # Errors
+///
+/// If the machine cannot be built, an operation is not built yet or asks for
+/// more than the machine has, or an audit finds something. What was printed
+/// before stands.
+pub fn run<A: Arch>(
+    scenario: &Scenario,
+    policy: &Policy,
+    options: &RunOptions,
+    print: &mut dyn FnMut(Record),
+) -> Result<(), RunError> {
+    let machine = Machine::<A>::new(options.machine, policy.clone())?;
+    let mut runner = Runner::new(machine, scenario, options.audit);
+    runner.baseline();
+    for line in scenario.setup() {
+        runner.step(line, print)?;
+    }
+    runner.start(scenario.body().first().or(scenario.ops.last()))?;
+    for line in scenario.body() {
+        runner.step(line, print)?;
+    }
+    runner.finish()
+}
+
+/// A process and what the runner keeps of it.
+struct Proc<A: Arch, O: Events> {
+    process: Process<A, O>,
+    faults: FaultLog,
+    pins: BTreeMap<PinId, Held<A, O>>,
+}
+
+/// A lasting pin or reference.
+struct Held<A: Arch, O: Events> {
+    pages: Pinned<A, O>,
+    /// What the pages must read as; only pins are sure of it.
+    shadow: Option<ShadowPin>,
+}
+
+/// What an operation came to.
+enum Outcome {
+    /// Nothing to print.
+    Silent,
+    /// A record.
+    Printed(Record),
+}
+
+type Step = Result<Outcome, RunError>;
+
+struct Runner<'s, A: Arch, O: Events = EventCounts> {
+    // Before the machine, so that processes end first.
+    procs: BTreeMap<ProcId, Proc<A, O>>,
+    machine: Machine<A, O>,
+    scenario: &'s Scenario,
+    history: History,
+    stats: BTreeMap<StatKey, i64>,
+    shadow: Shadow,
+    audit: bool,
+}
+
+impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
+    fn new(machine: Machine<A, O>, scenario: &'s Scenario, audit: bool) -> Self {
+        Runner {
+            procs: BTreeMap::new(),
+            machine,
+            scenario,
+            history: History::default(),
+            stats: BTreeMap::new(),
+            shadow: Shadow::default(),
+            audit,
+        }
+    }
+    fn host(&self) -> &Host<A, O> {
+        self.machine.host()
+    }
+
+    /// The settings that the language starts from: "madvise" on top, every size
+    /// off, the huge zero page on.
+    fn baseline(&self) {
+        self.host().set_policy(|p| {
+            let off = (0..MAX_ORDERS as u32)
+                .fold(p.fault.thp, |thp, order| thp.with_order(order, OrderMode::Never));
+            p.fault.thp = off.with_global(ThpMode::Madvise).with_zero_page(true);
+        });
+    }
+    /// Makes `p0`; the counters start here.
+    fn start(&mut self, at: Option<&Line>) -> Result<(), RunError> {
+        let process = self.machine.spawn().map_err(|e| self.no_memory(at, &e))?;
+        self.insert(ProcId::FIRST, process);
+        self.stats = observe::counters(self.host());
+        Ok(())
+    }
+    fn insert(&mut self, id: ProcId, process: Process<A, O>) {
+        let (faults, pins) = (FaultLog::default(), BTreeMap::new());
+        self.procs.insert(id, Proc { process, faults, pins });
+    }
+    fn no_memory(&self, at: Option<&Line>, why: &dyn std::fmt::Display) -> RunError {
+        RunError::NoMemory {
+            file: self.scenario.name.clone(),
+            line: at.map_or(0, |l| l.line_no),
+            why: why.to_string(),
+        }
+    }
+
+    /// Does one operation, then audits.
+    fn step(&mut self, line: &Line, print: &mut dyn FnMut(Record)) -> Result<(), RunError> {
+        let outcome = self.operation(line)?;
+        self.machine.settle();
+        self.collect_faults();
+        self.history.note(&line.op);
+        if let Outcome::Printed(record) = outcome {
+            print(record);
+        }
+        if self.audit {
+            self.check(Some(line), self.violations())?;
+        }
+        Ok(())
+    }
+    fn violations(&self) -> Vec<AuditViolation> {
+        let pins = self.procs.values().flat_map(|p| p.pins.values().map(|h| &h.pages));
+        let mut found = audit(&self.machine, self.procs.values().map(|p| &p.process), pins);
+        for (id, proc) in &self.procs {
+            found.extend(self.shadow.audit(id.index() as u32, &proc.process));
+            let held = proc.pins.values().filter_map(|h| Some((&h.pages, h.shadow.as_ref()?)));
+            for (pages, shadow) in held {
+                found.extend(pins::audit(id.index() as u32, pages, shadow));
+            }
+        }
+        found
+    }
+    fn check(&self, at: Option<&Line>, found: Vec<AuditViolation>) -> Result<(), RunError> {
+        if found.is_empty() {
+            return Ok(());
+        }
+        Err(RunError::Audit {
+            file: self.scenario.name.clone(),
+            line: at.map_or(0, |l| l.line_no),
+            op: at.map_or("the end", |l| l.op.name()),
+            found,
+        })
+    }
+    /// Processes left exit in reverse order.
+    fn finish(mut self) -> Result<(), RunError> {
+        while let Some((_, proc)) = self.procs.pop_last() {
+            drop(proc.pins);
+            proc.process.exit();
+        }
+        self.machine.settle();
+        if self.audit { self.check(None, leaks(&self.machine)) } else { Ok(()) }
+    }
+
+    /// Sorts the faults of each process into its log, by region.
+    fn collect_faults(&mut self) {
+        for proc in self.procs.values_mut() {
+            let records = proc.process.take_faults();
+            for fault in records.cpu {
+                // Outside of every window there is nothing to name it by.
+                let Some((region, page)) = region_of(self.scenario, fault.va) else { continue };
+                if fault.major {
+                    proc.faults.major(region, page);
+                } else {
+                    proc.faults.minor(region, page);
+                }
+            }
+            (0..records.gup_minor).for_each(|_| proc.faults.gup_minor());
+            (0..records.gup_major).for_each(|_| proc.faults.gup_major());
+        }
+    }
+
+    /// The address of a page of a region.
+    fn address(&self, region: RegionId, page: u64) -> VirtAddr {
+        VirtAddr::new(self.scenario.region(region).address(page))
+    }
+    /// The addresses of a range, its stride aside.
+    fn span(&self, range: Range) -> Result<VirtRange, RunError> {
+        VirtRange::new(self.address(range.region, range.first), range.pages * PAGE_SIZE)
+            .map_err(|e| RunError::Internal(e.to_string()))
+    }
+    fn proc(&self, id: ProcId) -> Result<&Proc<A, O>, RunError> {
+        // The parser has seen to it that the process lives.
+        self.procs.get(&id).ok_or_else(|| RunError::Internal(format!("no process {id:?}")))
+    }
+    fn proc_mut(&mut self, id: ProcId) -> Result<&mut Proc<A, O>, RunError> {
+        self.procs.get_mut(&id).ok_or_else(|| RunError::Internal(format!("no process {id:?}")))
+    }
+    fn not_built(&self, line: &Line) -> RunError {
+        RunError::NotBuilt {
+            op: line.op.name(),
+            detail: error::detail(&line.op),
+            file: self.scenario.name.clone(),
+            line: line.line_no,
+        }
+    }
+    /// A record that the kernel refused.
+    fn refused(&self, line: &Line, errno: &str) -> Outcome {
+        Outcome::Printed(Record::refused(self.scenario, line, errno))
+    }
+    /// Nothing, or the refusal.
+    fn done<E>(&self, line: &Line, r: Result<(), E>, errno: impl Fn(E) -> &'static str) -> Step {
+        Ok(match r {
+            Ok(()) => Outcome::Silent,
+            Err(e) => self.refused(line, errno(e)),
+        })
+    }
+
+    fn operation(&mut self, line: &Line) -> Step {
+        match &line.op {
+            Op::Thp { size, policy } => Ok(self.thp(*size, *policy)),
+            Op::Fork { child, parent } => self.fork(line, *child, *parent),
+            Op::Exit { proc } => self.exit(*proc),
+            Op::Mmap { .. } => self.mmap(line),
+            Op::Munmap { proc, range } => self.munmap(line, *proc, *range),
+            Op::Mprotect { proc, range, prot } => self.mprotect(line, *proc, *range, *prot),
+            Op::Madvise { proc, range, advice } => self.madvise(line, *proc, *range, *advice),
+            Op::MremapMove { proc, range, to, to_page, dontunmap } => {
+                let old = if *dontunmap { OldPlace::Keep } else { OldPlace::Unmap };
+                self.mremap_move(line, *proc, *range, self.address(*to, *to_page), old)
+            }
+            Op::MremapResize { proc, region, pages } => {
+                self.mremap_resize(line, *proc, *region, *pages)
+            }
+            Op::Read { proc, range, order } => self.read(line, *proc, *range, *order),
+            Op::Write { proc, range, value, order } => {
+                self.write(line, *proc, *range, *order, access::tag(*value))
+            }
+            Op::Fill { proc, range, value, order } => {
+                self.write(line, *proc, *range, *order, access::fill(*value))
+            }
+            Op::Content { proc, range } => self.content(line, *proc, *range),
+            Op::Expect { proc, range, value, fill } => {
+                self.expect(line, *proc, *range, *value, *fill)
+            }
+            Op::Peek { proc, range } => self.peek(line, *proc, *range),
+            Op::Poke { proc, range, value } => self.poke(line, *proc, *range, *value),
+            Op::Pvread { proc, range } => self.pvread(line, *proc, *range),
+            Op::Pvwrite { proc, range, value } => self.pvwrite(line, *proc, *range, *value),
+            Op::Pin { proc, range, pin, method } => self.pin(line, *proc, *range, *pin, *method),
+            Op::Unpin { proc, pin } => self.unpin(*proc, *pin),
+            Op::Pinread { proc, pin } => self.pinread(line, *proc, *pin),
+            Op::Pinwrite { proc, pin, value } => self.pinwrite(*proc, *pin, *value),
+            Op::Note { text } => {
+                Ok(Outcome::Printed(Record::new(line, Note { text: text.clone() })))
+            }
+            Op::Observe { targets } => self.observe(line, targets),
+            Op::Faults { proc } => self.faults(line, *proc),
+            Op::Vmas { proc, region } => self.vmas(line, *proc, *region),
+            Op::Stats => Ok(self.take_stats(line)),
+            Op::Shmem { .. }
+            | Op::Swap { .. }
+            | Op::File { .. }
+            | Op::Mlock { .. }
+            | Op::Munlock { .. }
+            | Op::Dread { .. }
+            | Op::Dwrite { .. }
+            | Op::Uffd { .. }
+            | Op::Ksmscan { .. }
+            | Op::Fsync { .. }
+            | Op::Drop { .. }
+            | Op::Truncate { .. }
+            | Op::Punch { .. }
+            | Op::Fcontent { .. }
+            | Op::Events { .. } => Err(self.not_built(line)),
+        }
+    }
+
+    fn thp(&self, size: FolioSize, policy: ThpPolicy) -> Outcome {
+        self.host().set_policy(|p| {
+            let thp = p.fault.thp;
+            p.fault.thp = match size {
+                FolioSize::Global => thp.with_global(match policy {
+                    ThpPolicy::Always => ThpMode::Always,
+                    ThpPolicy::Madvise => ThpMode::Madvise,
+                    // The parser refuses "inherit" of the top knob.
+                    ThpPolicy::Never | ThpPolicy::Inherit => ThpMode::Never,
+                }),
+                FolioSize::Order(order) => thp.with_order(
+                    u32::from(order),
+                    match policy {
+                        ThpPolicy::Always => OrderMode::Always,
+                        ThpPolicy::Madvise => OrderMode::Madvise,
+                        ThpPolicy::Inherit => OrderMode::Inherit,
+                        ThpPolicy::Never => OrderMode::Never,
+                    },
+                ),
+            };
+        });
+        Outcome::Silent
+    }
+
+    fn observe(&mut self, line: &Line, targets: &[Target]) -> Step {
+        let mut guards = BTreeMap::new();
+        for target in targets {
+            let Some(proc) = self.procs.get(&target.proc) else { continue };
+            guards.entry(target.proc).or_insert_with(|| proc.process.mm().read());
+        }
+        let (scenario, host) = (self.scenario, self.machine.host());
+        let page = |proc, region: RegionId, page| {
+            let va = VirtAddr::new(scenario.region(region).address(page));
+            guards
+                .get(&proc)
+                .map_or(mm_scenario::observe::PageFact::NONE, |guard| observe::page_fact(guard, va))
+        };
+        let seen =
+            self.history.observe(scenario, targets, page, |head| observe::folio_flags(host, head));
+        Ok(Outcome::Printed(Record::new(line, seen)))
+    }
+    fn faults(&mut self, line: &Line, proc: ProcId) -> Step {
+        let name = self.scenario.proc_name(proc);
+        let faults = self.proc_mut(proc)?.faults.take(name);
+        Ok(Outcome::Printed(Record::new(line, faults)))
+    }
+    fn vmas(&self, line: &Line, proc: ProcId, region: RegionId) -> Step {
+        let r = self.scenario.region(region);
+        let v = observe::vmas(&self.proc(proc)?.process.mm().read(), r);
+        let (p, r) = (self.scenario.proc_name(proc).to_owned(), r.name.clone());
+        Ok(Outcome::Printed(Record::new(line, Vmas { p, r, v })))
+    }
+    fn take_stats(&mut self, line: &Line) -> Outcome {
+        let now = observe::counters(self.host());
+        let before = std::mem::replace(&mut self.stats, now.clone());
+        let was = |key| before.get(key).copied().unwrap_or(0);
+        let deltas: Vec<_> = now.iter().map(|(key, n)| (*key, n - was(key))).collect();
+        Outcome::Printed(Record::new(line, Stats::new(deltas)))
+    }
+}
+
+/// The region whose window `va` is in, and the page of it.
+fn region_of(scenario: &Scenario, va: VirtAddr) -> Option<(&str, u64)> {
+    let window =
+        va.get().checked_sub(mm_scenario::WINDOW_BASE)? / PAGE_SIZE / mm_scenario::WINDOW_PAGES;
+    let (_, region) = scenario.regions().find(|(_, r)| u64::from(r.window) == window)?;
+    let page = va.get().checked_sub(region.address(0))? / PAGE_SIZE;
+    Some((&region.name, page))
+}

@@ -1,0 +1,72 @@
+//! Calls that change mappings.
+
+use crate::Process;
+use crate::events::Events;
+use mm_arch::{Arch, Rights, VirtAddr, VirtRange};
+use mm_map::{Advice, ForkError, MapError, OldPlace};
+use mm_vma::VmaFlags;
+
+impl<A: Arch, O: Events> Process<A, O> {
+    /// `mmap` of private anonymous memory at a fixed address.
+    ///
+    /// # Errors
+    ///
+    /// If the range makes no sense, is mapped, or there is no memory.
+    pub fn mmap_anon(&self, range: VirtRange, flags: VmaFlags) -> Result<(), MapError> {
+        mm_map::mmap_anon(&mut self.mm().write(), range, flags)
+    }
+    /// `munmap`.
+    ///
+    /// # Errors
+    ///
+    /// If the range makes no sense or there is no memory to split a mapping.
+    pub fn munmap(&self, range: VirtRange) -> Result<(), MapError> {
+        mm_map::munmap(&self.host().policy().map, &mut self.mm().write(), range)
+    }
+    /// `mprotect`.
+    ///
+    /// # Errors
+    ///
+    /// If the range has a hole or a mapping must not have the rights.
+    pub fn mprotect(&self, range: VirtRange, rights: Rights) -> Result<(), MapError> {
+        mm_map::mprotect(&self.host().policy().map, &mut self.mm().write(), range, rights)
+    }
+    /// `madvise`.
+    ///
+    /// # Errors
+    ///
+    /// If the range has a hole or a mapping does not support the advice.
+    pub fn madvise(&self, range: VirtRange, advice: Advice) -> Result<(), MapError> {
+        mm_map::madvise(&self.host().policy().map, &mut self.mm().write(), range, advice)
+    }
+    /// `mremap` to another, fixed address.
+    ///
+    /// # Errors
+    ///
+    /// If the ranges make no sense, nothing is mapped, or there is no memory.
+    pub fn mremap_move(
+        &self,
+        range: VirtRange,
+        to: VirtAddr,
+        old: OldPlace,
+    ) -> Result<(), MapError> {
+        mm_map::mremap_move(&self.host().policy().map, &mut self.mm().write(), range, to, old)
+    }
+    /// `mremap` in place, to `bytes` bytes.
+    ///
+    /// # Errors
+    ///
+    /// If the range makes no sense or cannot grow where it is.
+    pub fn mremap_resize(&self, range: VirtRange, bytes: u64) -> Result<(), MapError> {
+        mm_map::mremap_resize(&self.host().policy().map, &mut self.mm().write(), range, bytes)
+    }
+    /// `fork`: the child runs on the same CPU and has taken no fault.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory.
+    pub fn fork(&self) -> Result<Self, ForkError> {
+        let child = mm_map::fork(&self.host().policy().map, self.mm())?;
+        Ok(Process::new(child, self.cpu()))
+    }
+}

@@ -1,0 +1,130 @@
+//! Arguments, and what they have in common.
+
+use clap::{Parser, Subcommand};
+use mm_sim::Preset;
+use std::process::ExitCode;
+
+/// Memory management in user space: scenarios, benchmarks, tables.
+#[derive(Parser, Debug)]
+#[command(name = "mmlab", version, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Runs scenarios and prints what they observe, one line of JSON each.
+    Run(crate::run::Args),
+    /// Times and counts GUP over a region, as the kernel's gup_test does.
+    GupTest(crate::gup_test::GupTestArgs),
+    /// Prints the tables of the patch series: before, after, published.
+    Repro(crate::repro::ReproArgs),
+}
+
+/// The exit code of bad input.
+pub const BAD_INPUT: u8 = 2;
+
+/// One line about bad input, and its exit code.
+pub fn bad_input(message: impl std::fmt::Display) -> ExitCode {
+    eprintln!("mmlab: {message}");
+    ExitCode::from(BAD_INPUT)
+}
+
+/// An entry format, by the name its type has on command lines.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ArchName {
+    /// x86-64, 4 levels, shadow stacks.
+    X86_64,
+    /// The same on a CPU without shadow stacks.
+    X86_64NoShstk,
+}
+
+impl ArchName {
+    const ALL: &'static [ArchName] = &[ArchName::X86_64, ArchName::X86_64NoShstk];
+
+    /// The name.
+    pub fn name(self) -> &'static str {
+        use mm_arch::Arch;
+        match self {
+            ArchName::X86_64 => mm_x86::X86_64::NAME,
+            ArchName::X86_64NoShstk => mm_x86::X86_64NoShstk::NAME,
+        }
+    }
+    /// Reads a name.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that lists the names.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        one_of("arch", text, ArchName::ALL, |a| a.name())
+    }
+}
+
+/// Reads the name of a policy.
+///
+/// # Errors
+///
+/// A sentence that lists the names.
+pub fn policy(text: &str) -> Result<Preset, String> {
+    one_of("policy", text, Preset::ALL, Preset::name)
+}
+
+fn one_of<T: Copy>(
+    what: &str,
+    text: &str,
+    all: &[T],
+    name: impl Fn(T) -> &'static str,
+) -> Result<T, String> {
+    all.iter().copied().find(|t| name(*t) == text).ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|t| name(*t)).collect();
+        format!("unknown {what} {text:?}; one of {}", names.join(", "))
+    })
+}
+
+/// Reads an amount of memory in bytes, with `k`, `M` or `G` behind the number.
+///
+/// # Errors
+///
+/// A sentence on what is wrong with it.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'k') => (&text[..text.len() - 1], 10),
+        Some(b'M') => (&text[..text.len() - 1], 20),
+        Some(b'G') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let n: u64 = digits.parse().map_err(|_| format!("{text:?} is not a number of bytes"))?;
+    n.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is out of range"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(bytes("4096"), Ok(4096));
+        assert_eq!(bytes("3M"), Ok(3 << 20));
+        assert_eq!(bytes("1G"), Ok(1 << 30));
+        for bad in ["", "k", "1T", "-1", "1.5G", "99999999999G", "µ"] {
+            assert!(bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn names() {
+        assert_eq!(ArchName::parse("x86_64"), Ok(ArchName::X86_64));
+        assert_eq!(policy("linux-6.18"), Ok(Preset::Linux618));
+        let message = policy("linux").expect_err("no such policy");
+        assert_eq!(message, "unknown policy \"linux\"; one of baseline, linux-6.18, series, best");
+    }
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+}
