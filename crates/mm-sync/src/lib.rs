@@ -37,6 +37,8 @@
 //! * A write barrier is `fence(Release)` before plain stores. A release *store*
 //!   is weaker: a later relaxed store of the same cell carries no edge.
 //! * Under loom a contended lock must block, not spin.
+//! * loom remembers one last access per cell, so a load before a store of the same
+//!   thread hides orders. `model::explore` explores from both ends.
 //! * A model that stopped early is not a model that passed: the harness in
 //!   `model` counts executions and reports INCOMPLETE as failure.
 //!

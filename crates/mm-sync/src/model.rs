@@ -1,6 +1,7 @@
 //! Harness of all loom models: counts executions, never takes an early exit
 //! of loom for a pass, arms mutants, sweeps all named sites.
 use crate::site::{ARMED, SEEN};
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::string::{String, ToString};
 use std::sync::Arc;
@@ -66,11 +67,52 @@ impl Default for Bounds {
 
 const STOP: &str = "mm-model: bound reached";
 
+std::thread_local! {
+    /// Whether a spawned thread runs before its spawner goes on. A plain thread
+    /// local: the threads of a model are coroutines on one OS thread.
+    static SPAWNED_FIRST: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Behind each `spawn`: where the two passes of [`explore`] start to differ.
+pub(crate) fn spawned() {
+    if SPAWNED_FIRST.get() {
+        loom::thread::yield_now();
+    }
+}
+
 /// Explores `f` within `b`, with whatever site is armed.
+///
+/// In two passes: one in which a spawner goes on, one in which the spawned
+/// thread starts. loom remembers *one* last access per cell. A thread that loads a
+/// cell before it stores to it (every compare-exchange loop does) hides an
+/// earlier load of another thread, and "that store, then that load" is
+/// never tried. Seen from the other order the load comes second, and its
+/// dependence on the store is found.
 pub fn explore(b: Bounds, f: impl Fn() + Send + Sync + 'static) -> Outcome {
+    let f = Arc::new(f);
+    let t = Instant::now();
+    let mut sum = Outcome { execs: 0, time: Duration::ZERO, failure: None, complete: true };
+    for spawned_first in [false, true] {
+        SPAWNED_FIRST.set(spawned_first);
+        let f = f.clone();
+        let pass = explore_pass(b, t, sum.execs, move || f());
+        SPAWNED_FIRST.set(false);
+        sum = Outcome { execs: sum.execs + pass.execs, ..pass };
+        if sum.failure.is_some() || !sum.complete {
+            break;
+        }
+    }
+    Outcome { time: t.elapsed(), ..sum }
+}
+
+fn explore_pass(
+    b: Bounds,
+    t: Instant,
+    done: usize,
+    f: impl Fn() + Send + Sync + 'static,
+) -> Outcome {
     let n = Arc::new(AtomicUsize::new(0));
     let n2 = n.clone();
-    let t = Instant::now();
     let mut lb = loom::model::Builder::new();
     // Deliberately not LOOM_MAX_DURATION / LOOM_MAX_PERMUTATIONS: loom returns
     // *normally* when one is reached, which a test cannot tell from a proof.
@@ -81,7 +123,7 @@ pub fn explore(b: Bounds, f: impl Fn() + Send + Sync + 'static) -> Outcome {
     let r = catch_unwind(AssertUnwindSafe(|| {
         lb.check(move || {
             let k = n2.fetch_add(1, Relaxed);
-            if k >= b.max_execs || (k.is_multiple_of(1024) && t.elapsed() > b.max_time) {
+            if done + k >= b.max_execs || (k.is_multiple_of(1024) && t.elapsed() > b.max_time) {
                 panic!("{}", STOP);
             }
             // made here, so that it happens-before every thread of the model
