@@ -1,21 +1,13 @@
 //! Models of the protocols on folio records, on the production code. One test
 //! per race; the mutants bring the race back.
-//!
-//! loom remembers one *last access* per cell. A thread that loads a cell before
-//! it exchanges it hides an earlier load of another thread, and the
-//! order "exchange, then that load" is not tried. All loops on the counts are of
-//! that kind. So each model runs twice: once as it is, once with the other
-//! thread first ([`turn`]), where the loads come second and are seen to depend.
 #![cfg(loom)]
 
 use core::num::NonZeroU32;
 use mm_arch::{Level, Pfn};
 use mm_folio::*;
 use mm_sync::atomic::{AtomicU64, Ordering::*, fence};
-use mm_sync::model::{Bounds, explore, holds};
-use mm_sync::site::ARMED;
-use mm_sync::thread::{spawn, yield_now};
-use std::cell::Cell;
+use mm_sync::model::{caught, holds};
+use mm_sync::thread::spawn;
 use std::sync::Arc;
 
 /// A bitmap of free frames.
@@ -77,32 +69,11 @@ fn put(map: &FolioMap, head: Pfn, n: u32) {
     map.put_run::<Get>(FolioRun::new(head, 0, n));
 }
 
-std::thread_local! {
-    /// Whether the other thread starts. loom's threads share this thread.
-    static OTHER_FIRST: Cell<bool> = const { Cell::new(false) };
-}
-/// The point behind `spawn` where the explored orders fork.
-fn turn() {
-    if OTHER_FIRST.get() {
-        yield_now();
-    }
-}
-
 /// Every mutant of the list must be found in `model`, which holds without.
 fn race(name: &str, model: impl Fn() + Copy + Send + Sync + 'static, mutants: &[&'static str]) {
-    for first in [false, true] {
-        OTHER_FIRST.set(first);
-        holds(name, model);
-    }
+    holds(name, model);
     for mutant in mutants {
-        ARMED.set(Some(mutant));
-        let found = [false, true].map(|first| {
-            OTHER_FIRST.set(first);
-            explore(Bounds::default(), model).failure
-        });
-        ARMED.set(None);
-        std::println!("MUTANT {name} / {mutant}: {found:?}");
-        assert!(found.iter().any(Option::is_some), "{name}: mutant {mutant} survived");
+        caught(name, mutant, model);
     }
 }
 
@@ -120,7 +91,6 @@ fn a_grab_races_with_the_last_put_and_a_new_life() {
                 }
             }
         });
-        turn();
         map.content(page).used();
         put(&map, page, 1);
         if let Ok(again) = map.alloc(0) {
@@ -155,7 +125,6 @@ fn a_grab_races_with_a_split() {
                 }
             }
         });
-        turn();
         if folio.freeze(1) {
             // All references are ours: so is the content.
             map.content(tail).retired();
@@ -194,7 +163,6 @@ fn a_grab_races_with_other_folios_in_the_same_frames() {
                 }
             }
         });
-        turn();
         put(&map, folio.head(), 1);
         // The head's frame gets another life, the tail's stays free.
         let single = map.alloc(0).map(|new| new.into_run(0));
@@ -233,7 +201,6 @@ fn a_read_only_pin_races_with_sharing() {
                 true
             }
         });
-        turn();
         let old = entry.swap(0, Relaxed);
         let shared = map.folio(page).try_share_anon_pte(0).is_ok();
         // Read-only as before: the same bits.
@@ -261,7 +228,6 @@ fn unpinning_hands_the_content_over() {
                 map.put_run::<Pin>(pin);
             }
         });
-        turn();
         if map.folio(page).try_share_anon_pte(0).is_ok() {
             map.content(page).retired();
         }
@@ -283,7 +249,6 @@ fn a_count_of_pins_does_not_outlive_the_folio() {
             let map = map.clone();
             move || map.put_run::<Pin>(pin)
         });
-        turn();
         put(&map, head, 1);
         pinner.join().expect("joins");
         assert_eq!((map.alive().count(), map.stats().bad_frees.get()), (0, 0));
@@ -306,7 +271,6 @@ fn two_address_spaces_map_at_once() {
             let map = map.clone();
             move || enter(&map, 1)
         });
-        turn();
         enter(&map, 0);
         other.join().expect("joins");
         let f = map.folio(head);
@@ -339,7 +303,6 @@ fn reuse_does_not_mix_counts_of_two_moments() {
                 map.try_grab::<Get>(head, 1).map(|got| got.into_run(0)).is_some()
             }
         });
-        turn();
         let f = map.folio(head);
         // Accepted with 4 mappings, nothing has been removed and so nobody has
         // grabbed; with 3, a holder shows. If only the mappings stand still.
@@ -371,7 +334,6 @@ fn reuse_compares_counts_that_stand_still() {
                 f.add_anon_ptes(3, ONE, mm(1), Exclusivity::MaybeShared);
             }
         });
-        turn();
         let accept = f.counts_locked(|c| {
             assert_eq!(f.mapcount(), c.mapcount, "a mapping came or went under the lock");
             !c.shared && i64::from(c.refs) == i64::from(c.mapcount)
@@ -400,7 +362,6 @@ fn reuse_waits_for_a_leaving_sharer() {
                 put(&map, head, 1);
             }
         });
-        turn();
         let accept = f.counts_locked(|c| !c.shared && i64::from(c.refs) == i64::from(c.mapcount));
         if accept {
             map.content(head).retired();
@@ -422,7 +383,6 @@ fn the_last_put_races_with_the_deferred_split_scan() {
             let map = map.clone();
             move || drop(map.deferred_pop())
         });
-        turn();
         put(&map, head, 1);
         let again = map.alloc(2).map(|new| new.hand_over());
         if let Ok(new) = again {
@@ -459,7 +419,6 @@ fn the_folio_lock_excludes() {
                 }
             }
         });
-        turn();
         if let Some(_held) = map.folio(page).try_lock() {
             map.content(page).retired();
         }
@@ -484,7 +443,6 @@ fn a_reader_never_takes_a_tree_for_a_file() {
                 }
             }
         });
-        turn();
         map.folio(page).set_anon(AnonId(9), 77);
         reader.join().expect("joins");
     }
