@@ -5,6 +5,7 @@
 use core::num::NonZeroU32;
 use mm_arch::{Level, Pfn};
 use mm_folio::*;
+use mm_sync::SeqCount;
 use mm_sync::atomic::{AtomicU64, Ordering::*, fence};
 use mm_sync::model::{caught, holds};
 use mm_sync::thread::spawn;
@@ -211,6 +212,83 @@ fn a_read_only_pin_races_with_sharing() {
     let mutants = &["gup.pin.mb", "share.mb", "share.wmb", "share.no_check"];
     race("pin_vs_share, large", model::<1>, mutants);
     race("pin_vs_share, small", model::<0>, mutants);
+}
+
+/// Rules: RMAP-10, GUPF-05. Race: F-RACE-01, F-RACE-02, P-RACE-03: fork looks at
+/// pins between an odd and an even sequence; a pin of one page keeps all of the folio.
+#[test]
+fn a_pin_races_with_fork() {
+    fn model() {
+        let map = map(2);
+        let head = new_anon(&map, 2, 1).head();
+        let page = head.add(3);
+        let seq = Arc::new(SeqCount::new());
+        // Stands for "writable"; not read again, so that only the sequence tells.
+        let entry = Arc::new(AtomicU64::new(1));
+        let pinner = spawn({
+            let (map, seq, entry) = (map.clone(), seq.clone(), entry.clone());
+            move || {
+                let Some(begin) = seq.read_begin() else { return false };
+                if entry.load(Acquire) == 0 {
+                    return false;
+                }
+                let Some(pin) = map.try_grab::<Pin>(page, 1) else { return false };
+                let pin = pin.into_run(3);
+                if seq.read_retry(begin) {
+                    map.put_run::<Pin>(pin);
+                    return false;
+                }
+                true
+            }
+        });
+        let f = map.folio(head);
+        f.grab::<Get>(4).expect("room").hand_over();
+        seq.write_begin();
+        let four = NonZeroU32::new(4).expect("not zero");
+        let shared = f.try_dup_anon_ptes(0, four, mm(2), HasPinned::Maybe).is_ok();
+        if shared {
+            entry.store(0, Relaxed);
+        }
+        seq.write_end();
+        let pinned = pinner.join().expect("joins");
+        // All pages or none, and none if a pin stayed.
+        let exclusive = map.exclusive_prefix(head, 4);
+        assert_eq!(exclusive, if shared { 0 } else { 4 });
+        assert!(!(pinned && shared), "a pinned page was shared");
+    }
+    race("pin_vs_fork", model, &["gup.pin.mb", "seq.write.mb"]);
+}
+
+/// Rules: RMAP-19, GUPF-12. Race: P-RACE-05: whoever detaches entries and then
+/// looks at the references sees every grab that was not taken back.
+#[test]
+fn a_get_races_with_a_look_at_the_references() {
+    fn model() {
+        let map = map(0);
+        let page = new_anon(&map, 0, 1).head();
+        let entry = Arc::new(AtomicU64::new(1));
+        let getter = spawn({
+            let (map, entry) = (map.clone(), entry.clone());
+            move || {
+                if entry.load(Acquire) == 0 {
+                    return false;
+                }
+                let Some(got) = map.try_grab::<Get>(page, 1) else { return false };
+                let got = got.into_run(0);
+                if entry.load(Relaxed) == 0 {
+                    map.put_run::<Get>(got);
+                    return false;
+                }
+                true
+            }
+        });
+        entry.swap(0, Relaxed);
+        fence(SeqCst);
+        let unused = map.folio(page).refcount() == 1;
+        let held = getter.join().expect("joins");
+        assert!(!(held && unused), "a reference was overlooked");
+    }
+    race("get_vs_look", model, &["gup.get.mb"]);
 }
 
 /// Rules: PIN-09. What a pinner did to the page comes before what a sharer does
