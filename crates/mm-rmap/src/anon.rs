@@ -113,7 +113,9 @@ impl<P: RmapPlatform> AnonTrees<P> {
         // whose family lives elsewhere is not asked.
         let home = home_of(mm.id());
         let mut grove = self.groves[home].write();
-        if let Some(id) = vma.anon() {
+        if let Some(id) = vma.anon()
+            && !mm_sync::mutant!("rmap.prepare.no_recheck")
+        {
             return Ok(id);
         }
         let singular = |v: &&Vma| v.anon().is_some_and(|id| lock_of(id) == home);

@@ -320,7 +320,7 @@ impl<'g, P: RmapPlatform, L: Lookup> MappedWalk<'g, P, L> {
                 }
                 self.skip(pages);
             }
-            SpanKind::Table if !L::STRICT => {
+            SpanKind::Table if !L::STRICT || mm_sync::mutant!("rmap.walk.not_strict") => {
                 let skipped = self.peek(pages);
                 self.skip(skipped);
                 if skipped == pages {

@@ -48,8 +48,13 @@ pub fn split_locked_pmd<P: RmapPlatform>(mm: &Mm<P>, mut locked: LockedPmd<'_, P
     // PTEs are made from it; lockless readers must still see something there,
     // not a hole (rules PTE-20, PSPLIT-02).
     let mut owed = mm.tables().tlb().obligation();
-    let old = locked.swap(seen.mkinvalid(Level::Pmd), &mut owed);
+    let invalid =
+        if mm_sync::mutant!("rmap.split.hole") { E::<P>::NONE } else { seen.mkinvalid(Level::Pmd) };
+    let mut old = locked.swap(invalid, &mut owed);
     owed.pay();
+    if mm_sync::mutant!("rmap.split.stale") {
+        old = seen;
+    }
 
     let head = old.pfn(Level::Pmd);
     if platform.memmap().is_huge_zero(head) {
