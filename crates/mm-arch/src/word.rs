@@ -64,8 +64,10 @@ pub fn update(cell: &AtomicU64, f: impl Fn(u64) -> Option<u64>) -> Result<u64, u
 pub fn scan(cells: &[AtomicU64], head: u64, step: u64, ignore: u64) -> usize {
     let keep = !ignore;
     let n = cells.len();
-    let mut expected = head.wrapping_add(step);
-    let mut i = 1;
+    // Whole groups from the head on, which is read once more: a run of 16 is two
+    // branches. If the head has changed meanwhile the slow loop takes it as given.
+    let mut expected = head;
+    let mut i = 0;
     while i + 8 <= n {
         let mut diff = 0;
         let mut e = expected;
@@ -78,6 +80,10 @@ pub fn scan(cells: &[AtomicU64], head: u64, step: u64, ignore: u64) -> usize {
         }
         expected = e;
         i += 8;
+    }
+    if i == 0 {
+        expected = head.wrapping_add(step);
+        i = 1;
     }
     while i < n && (cells[i].load(Ordering::Relaxed) ^ expected) & keep == 0 {
         expected = expected.wrapping_add(step);

@@ -1,2 +1,23 @@
-//! The mm laboratory.
-fn main() {}
+//! `mmlab`: the command line of the mm crates.
+//!
+//! Each subcommand is a module with its arguments and a function that runs it;
+//! this file only tells them apart.
+
+mod bed;
+mod cli;
+mod gup_test;
+mod report;
+mod repro;
+mod run;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    match cli.command {
+        cli::Command::Run(args) => run::main(&args),
+        cli::Command::GupTest(args) => gup_test::main(&args),
+        cli::Command::Repro(args) => repro::main(&args),
+    }
+}

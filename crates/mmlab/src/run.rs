@@ -12,7 +12,7 @@ use crate::cli::{self, ArchName};
 use indicatif::{ProgressBar, ProgressStyle};
 use mm_scenario::corpus::{self, CorpusError, Entry};
 use mm_scenario::observe::Record;
-use mm_scenario::{Mode, Scenario, first_difference};
+use mm_scenario::{Scenario, first_difference};
 use mm_sim::{MachineConfig, Preset, RunError, RunOptions, capabilities};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -57,7 +57,10 @@ pub fn main(args: &Args) -> ExitCode {
         }
     }
     let machine = MachineConfig { bytes: args.memory, ..MachineConfig::default() };
-    let lab = Lab { arch: args.arch, options: RunOptions { machine, audit: args.audit } };
+    let lab = Lab {
+        arch: args.arch,
+        options: RunOptions { machine, audit: args.audit, ..RunOptions::default() },
+    };
     if args.check {
         check(&lab, args.policy.unwrap_or(Preset::Linux618), &entries, &scenarios)
     } else {
@@ -136,19 +139,6 @@ fn print(lab: &Lab, policy: Preset, scenarios: &[Scenario]) -> ExitCode {
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// What a policy is compared with, and how.
-fn golden(policy: Preset, entry: &Entry) -> (Option<&str>, Mode) {
-    let mainline = entry.golden.as_deref();
-    match policy {
-        Preset::Linux618 => (mainline, Mode::Full),
-        Preset::Series if policy.reuses_whole_folios() => {
-            (entry.seed003.as_deref().or(mainline), Mode::Full)
-        }
-        Preset::Series => (mainline, Mode::Full),
-        Preset::Best | Preset::Baseline => (mainline, Mode::ContentOnly),
-    }
-}
-
 /// Compares with the goldens and says what differs.
 fn check(lab: &Lab, policy: Preset, entries: &[Entry], scenarios: &[Scenario]) -> ExitCode {
     let bar = progress(entries.len());
@@ -182,7 +172,7 @@ enum Failure {
 }
 
 fn check_one(lab: &Lab, policy: Preset, entry: &Entry, scenario: &Scenario) -> Result<(), Failure> {
-    let (golden, mode) = golden(policy, entry);
+    let (golden, mode) = policy.golden(entry);
     let Some(golden) = golden else {
         let path = golden_path(&entry.path);
         return Err(Failure::BadInput(format!("{}: no such golden file", path.display())));

@@ -1,0 +1,170 @@
+//! A process with memory in folios of one size, made through its own system
+//! calls and faults, and verified.
+
+use clap::ValueEnum;
+use mm_arch::{Rights, VirtAddr, VirtRange};
+use mm_fault::{OrderMode, ThpMode, ThpPolicy};
+use mm_map::Advice;
+use mm_sim::{Events, Machine, MachineConfig, Policy, Process};
+use mm_vma::{Platform, VmaFlags};
+use mm_x86::X86_64;
+
+/// Folio size, and how it is mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum FolioSize {
+    /// Single pages.
+    #[value(name = "4k")]
+    Small,
+    /// 16 pages.
+    #[value(name = "64k")]
+    K64,
+    /// 256 pages.
+    #[value(name = "1m")]
+    M1,
+    /// 512 pages, mapped page by page.
+    #[value(name = "2m-pte")]
+    M2Pte,
+    /// 512 pages, mapped by one PMD leaf.
+    #[value(name = "2m-pmd")]
+    M2Pmd,
+}
+
+impl FolioSize {
+    /// All sizes, in the order of tables.
+    pub const ALL: [FolioSize; 5] =
+        [FolioSize::Small, FolioSize::K64, FolioSize::M1, FolioSize::M2Pte, FolioSize::M2Pmd];
+
+    /// The name on command lines and in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            FolioSize::Small => "4k",
+            FolioSize::K64 => "64k",
+            FolioSize::M1 => "1m",
+            FolioSize::M2Pte => "2m-pte",
+            FolioSize::M2Pmd => "2m-pmd",
+        }
+    }
+    /// Pages of a folio, as an order.
+    pub const fn order(self) -> u32 {
+        match self {
+            FolioSize::Small => 0,
+            FolioSize::K64 => 4,
+            FolioSize::M1 => 8,
+            FolioSize::M2Pte | FolioSize::M2Pmd => 9,
+        }
+    }
+}
+
+/// Where the region starts: aligned for every folio size.
+const BASE: u64 = 0x1000_0000_0000;
+const PAGE: u64 = 4096;
+
+/// A machine with one process and one region.
+#[derive(Debug)]
+pub struct Bed<O: Events> {
+    // Dropped in this order: a process goes before its machine.
+    /// The process.
+    pub process: Process<X86_64, O>,
+    /// The machine.
+    pub machine: Machine<X86_64, O>,
+    /// The region.
+    pub range: VirtRange,
+}
+
+impl<O: Events> Bed<O> {
+    /// Number of pages.
+    pub fn nr_pages(&self) -> usize {
+        (self.range.bytes() / PAGE) as usize
+    }
+
+    /// Maps `bytes` bytes; with `size` also fills them with folios of that size
+    /// and checks that it did.
+    ///
+    /// # Errors
+    ///
+    /// A line that says what could not be done.
+    pub fn new(
+        bytes: u64,
+        size: Option<FolioSize>,
+        advice: Option<Advice>,
+        rights: VmaFlags,
+        mut policy: Policy,
+    ) -> Result<Self, String> {
+        if let Some(size) = size {
+            let thp = ThpPolicy::new(9).with_global(ThpMode::Madvise);
+            let thp = thp.with_order(9, OrderMode::Never);
+            policy.fault.thp = thp.with_order(size.order(), OrderMode::Madvise);
+        }
+        // Tables, the machine's own folios, and room for alignment.
+        let memory = (bytes + bytes / 16 + (64 << 20)).next_multiple_of(2 << 20);
+        let config = MachineConfig { bytes: memory, poison: false, ..MachineConfig::default() };
+        let machine = Machine::<X86_64, O>::new(config, policy).map_err(|e| e.to_string())?;
+        let process = machine.spawn().map_err(|e| e.to_string())?;
+        let range = VirtRange::new(VirtAddr::new(BASE), bytes).map_err(|e| e.to_string())?;
+        let bed = Bed { process, machine, range };
+        bed.process.mmap_anon(range, rights).map_err(|e| e.to_string())?;
+        let advice = advice.or(size.filter(|s| s.order() > 0).map(|_| Advice::HugePage));
+        if let Some(advice) = advice {
+            bed.process.madvise(range, advice).map_err(|e| e.to_string())?;
+        }
+        if let Some(size) = size {
+            bed.touch()?;
+            if size == FolioSize::M2Pte {
+                bed.split_leaves()?;
+            }
+            bed.verify(size)?;
+        }
+        Ok(bed)
+    }
+
+    /// Stores one word to each page, in ascending order.
+    ///
+    /// # Errors
+    ///
+    /// A line that names the page.
+    pub fn touch(&self) -> Result<(), String> {
+        for i in 0..self.nr_pages() as u64 {
+            let va = VirtAddr::new(BASE + i * PAGE);
+            self.process.store(va, 0).map_err(|e| format!("touching page {i}: {e}"))?;
+        }
+        Ok(())
+    }
+
+    /// Splits every PMD leaf by taking a right from one of its pages and giving
+    /// it back.
+    fn split_leaves(&self) -> Result<(), String> {
+        for leaf in (0..self.range.bytes()).step_by(512 * PAGE as usize) {
+            let va = VirtAddr::new(BASE + leaf + 500 * PAGE);
+            let page = VirtRange::new(va, PAGE).map_err(|e| e.to_string())?;
+            for rights in [Rights::READ, Rights::READ | Rights::WRITE] {
+                self.process.mprotect(page, rights).map_err(|e| e.to_string())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the memory map's gauges with what was asked for.
+    fn verify(&self, size: FolioSize) -> Result<(), String> {
+        let stats = self.machine.host().memmap().stats();
+        let (order, pages) = (size.order(), self.nr_pages() as u64);
+        for (o, s) in stats.order.iter().enumerate().skip(1) {
+            let expected = if o as u32 == order { pages >> order } else { 0 };
+            let got = s.nr_anon.get();
+            if got != expected {
+                return Err(format!(
+                    "{}: expected {expected} folios of order {o}, the machine has {got}",
+                    size.name()
+                ));
+            }
+        }
+        let by_pmd = stats.nr_anon_thps.get();
+        let expected = if size == FolioSize::M2Pmd { pages } else { 0 };
+        if by_pmd != expected {
+            return Err(format!(
+                "{}: expected {expected} pages mapped by PMD leaves, the machine has {by_pmd}",
+                size.name()
+            ));
+        }
+        Ok(())
+    }
+}
