@@ -21,5 +21,6 @@ fn a_load_before_a_store_of_the_same_thread_hides_no_order() {
         assert_eq!(cell.load(Relaxed), 0, "found");
         other.join().expect("joins");
     });
+    println!("MODEL load_before_store                caught execs={}", outcome.execs);
     assert!(outcome.failure.is_some_and(|m| m.contains("found")));
 }
