@@ -76,6 +76,14 @@ pub trait Arch: Copy + core::fmt::Debug + Send + Sync + 'static {
     const USER_END: u64;
     /// Entries of a contiguous block, 1 where there is no such thing.
     const CONT: usize;
+    /// Memory accesses that a read of an entry takes.
+    ///
+    /// With more than one, a lockless reader joins words of different values if
+    /// a present entry is emptied and filled again with an equal low word while
+    /// it reads. So lockless readers are waited for between the two (rules
+    /// PAE-10, PAE-12): by whoever does both under one lock, and otherwise by
+    /// the flush, which on such machines interrupts every reader.
+    const WORDS: usize = 1;
     /// Whether [`Entry::mkclean`] never removes a write permission (rule
     /// BATCH-24). Where it may, scans compare writability before they ignore dirty.
     const WRITE_SURVIVES_MKCLEAN: bool;

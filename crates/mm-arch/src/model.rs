@@ -604,6 +604,7 @@ pub struct ModelPair<const N: usize = 4>;
 
 impl<const N: usize> Arch for ModelPair<N> {
     type Table = [Pair; N];
+    const WORDS: usize = 2;
     model_geometry!("model-pair", 1);
 
     fn new_table() -> Self::Table {
