@@ -16,10 +16,7 @@ impl<S: TableSpace> PageTables<S> {
     /// lock's exclusive side, and no VMA over a table that `range` touches is in
     /// an rmap tree. Lockless walkers may be inside.
     pub unsafe fn free_empty_tables<T>(&self, range: VirtRange, gather: &mut Gather<'_, S, T>) {
-        if let Ok(all) = VirtRange::new(VirtAddr::new(0), u64::MAX) {
-            // SAFETY: passed on to the caller.
-            unsafe { self.free_empty_tables_in(range, all, gather) }
-        }
+        self.free_below(self.root(), S::Arch::top(), VirtAddr::new(0), range, None, gather);
     }
 
     /// As [`free_empty_tables`](Self::free_empty_tables), but frees only tables
@@ -37,17 +34,18 @@ impl<S: TableSpace> PageTables<S> {
         gap: VirtRange,
         gather: &mut Gather<'_, S, T>,
     ) {
-        self.free_below(self.root(), S::Arch::top(), VirtAddr::new(0), range, gap, gather);
+        self.free_below(self.root(), S::Arch::top(), VirtAddr::new(0), range, Some(gap), gather);
     }
 
-    /// Whether the table is empty afterwards.
+    /// Whether the table is empty afterwards. Without a `gap` every table counts
+    /// as inside: no range covers all of a 64-bit address space.
     fn free_below<T>(
         &self,
         frame: TableFrame,
         level: Level,
         base: VirtAddr,
         range: VirtRange,
-        gap: VirtRange,
+        gap: Option<VirtRange>,
         gather: &mut Gather<'_, S, T>,
     ) -> bool {
         // SAFETY: linked, and freed by nobody but this call (see above).
@@ -67,7 +65,7 @@ impl<S: TableSpace> PageTables<S> {
                 continue;
             };
             let empty = self.free_below(child, child_level, span.start(), part, gap, gather);
-            if empty && gap.covers(span) {
+            if empty && gap.is_none_or(|gap| gap.covers(span)) {
                 let guard = view.desc().lock().lock();
                 S::Arch::swap_upper(view.table(), index, <S::Arch as Arch>::Entry::NONE);
                 view.desc().count(-1);

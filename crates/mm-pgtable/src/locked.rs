@@ -11,9 +11,14 @@ use mm_sync::LockGuard;
 type E<S> = <<S as TableSpace>::Arch as Arch>::Entry;
 
 /// A PTE table with its lock held: reads through [`View`], and every write.
+///
+/// Whoever writes holds no quiescence guard: on formats of several words per
+/// entry a write may wait for readers (see [`Arch::WORDS`]).
 pub struct LockedTable<'g, S: TableSpace> {
     tables: &'g PageTables<S>,
     view: View<'g, S, Held>,
+    // Entries were taken under this lock (kept only with several words each).
+    took: bool,
     _guard: LockGuard<'g, S::PtLock>,
 }
 
@@ -37,7 +42,7 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         view: View<'g, S, Held>,
         guard: LockGuard<'g, S::PtLock>,
     ) -> Self {
-        LockedTable { tables, view, _guard: guard }
+        LockedTable { tables, view, took: false, _guard: guard }
     }
     /// The address space.
     #[inline]
@@ -61,8 +66,17 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
             (index..index + n).all(|i| self.view.get(i).is_none()),
             "fill over entries that are not empty"
         );
+        self.let_readers_leave();
         S::Arch::fill(self.view.table(), index, n, e);
         self.view.desc().count(n as i32);
+    }
+    /// Waits for readers that may have read a word of an entry taken under this
+    /// lock, before another value is written there (rules PAE-10, PAE-12). They
+    /// leave, because nobody waits for a lock while holding a guard.
+    fn let_readers_leave(&mut self) {
+        if S::Arch::WORDS > 1 && core::mem::take(&mut self.took) {
+            self.tables.let_readers_leave();
+        }
     }
     /// Replaces one entry that hardware does not update: empty, non-present or
     /// just taken.
@@ -72,6 +86,7 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
             !old.is_present(Level::Pte) || old.pfn(Level::Pte) == e.pfn(Level::Pte),
             "a present entry is taken before it maps another frame"
         );
+        self.let_readers_leave();
         S::Arch::set(self.view.table(), self.view.at(index), e, &self.tables.tlb());
         self.view.desc().count(i32::from(!e.is_none()) - i32::from(!old.is_none()));
     }
@@ -105,6 +120,7 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
                 each(k, e);
             },
         );
+        self.took |= S::Arch::WORDS > 1 && gone > 0;
         self.view.desc().count(-gone);
         self.owe(cached && !mm_sync::mutant!("pgtable.take.no_flush"), index, n, owed);
     }
@@ -184,6 +200,7 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         if e.is_none() {
             return;
         }
+        self.let_readers_leave();
         S::Arch::fill(self.view.table(), index, n, e);
         self.view.desc().count(n as i32);
     }
@@ -209,6 +226,8 @@ pub struct LockedPmd<'g, S: TableSpace> {
     view: View<'g, S, Held>,
     _guard: LockGuard<'g, S::PtLock>,
     index: usize,
+    // As in `LockedTable`.
+    took: bool,
 }
 
 impl<S: TableSpace> core::fmt::Debug for LockedPmd<'_, S> {
@@ -224,7 +243,7 @@ impl<'g, S: TableSpace> LockedPmd<'g, S> {
         guard: LockGuard<'g, S::PtLock>,
         index: usize,
     ) -> Self {
-        LockedPmd { tables, view, _guard: guard, index }
+        LockedPmd { tables, view, _guard: guard, index, took: false }
     }
     /// The address space.
     #[inline]
@@ -261,9 +280,22 @@ impl<'g, S: TableSpace> LockedPmd<'g, S> {
         self.index = self.view.index_of(va);
     }
     /// Replaces the entry by exchange and returns the old one; `owed` grows if
-    /// a CPU may hold it.
+    /// a CPU may hold it. On formats of several words per entry readers see an
+    /// empty one in between, and are waited for.
     pub fn swap(&mut self, e: E<S>, owed: &mut Flush<'_, S::Tlb>) -> E<S> {
-        let old = S::Arch::swap_upper(self.view.table(), self.index, e);
+        let (table, index) = (self.view.table(), self.index);
+        let old = if S::Arch::WORDS > 1 && !e.is_none() {
+            // Lockless readers see nothing for a moment, and no mixture.
+            let old = S::Arch::swap_upper(table, index, E::<S>::NONE);
+            if core::mem::take(&mut self.took) || !old.is_none() {
+                self.tables.let_readers_leave();
+            }
+            S::Arch::swap_upper(table, index, e);
+            old
+        } else {
+            S::Arch::swap_upper(table, index, e)
+        };
+        self.took |= S::Arch::WORDS > 1 && e.is_none() && !old.is_none();
         self.view.desc().count(i32::from(!e.is_none()) - i32::from(!old.is_none()));
         let was_table = old.as_table(Level::Pmd).is_some();
         if (was_table || old.is_leaf(Level::Pmd) && old.needs_flush(e, Level::Pmd))

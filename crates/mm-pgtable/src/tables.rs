@@ -5,6 +5,7 @@ use core::marker::PhantomData;
 use mm_arch::{
     Arch, Entry, Held, Level, Pinned, SpaceId, SpaceTlb, TableFrame, VirtAddr, VirtRange,
 };
+use mm_sync::Quiescence;
 
 /// Proof that no page table of the address space is freed during `'g`.
 ///
@@ -129,6 +130,13 @@ impl<S: TableSpace> PageTables<S> {
     #[inline]
     pub fn tlb(&self) -> SpaceTlb<'_, S::Tlb> {
         SpaceTlb::new(self.space.tlb(), self.id)
+    }
+
+    /// Waits until no lockless reader is left that is in the tree now.
+    pub(crate) fn let_readers_leave(&self) {
+        if !mm_sync::mutant!("table.rewrite.no_wait") {
+            self.space.epochs().synchronize();
+        }
     }
 
     /// The view of the PMD table that covers `va`.

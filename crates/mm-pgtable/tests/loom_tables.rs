@@ -3,6 +3,19 @@
 //! The tables are the production code with tables of two entries. Each model is
 //! named after the race it excludes and has mutants that must fail it.
 //!
+//! Planted faults and who finds them, here and in `tests/pgtable`:
+//!
+//! | fault | mutant | found by |
+//! |---|---|---|
+//! | missing flush | `pgtable.take.no_flush` | `planted_faults_are_found`; `taking_owes_a_flush…`, `items_are_let_go…` |
+//! | let go before the flush | `gather.free_before_flush` | `planted_faults_are_found`; `items_are_let_go…`, `tables_are_retired…` |
+//! | early table free | `table.free_now` | `walk_against_table_free`; `a_table_is_not_freed_under_a_walker` |
+//! | widened write bit | `pgtable.restore.widen` | `planted_faults_are_found`; `a_restored_run_is_never_wider` |
+//! | lost dirty bit | `pgtable.modify.lose_dirty`, `*.not_rmw` | `hardware_against_…`; `a_modified_run_shares…` |
+//! | entry in an unlinked table | `table.lock.no_recheck` | `lock_against_unlink_and_free` |
+//! | lost table | `table.install.no_check` | `installers_against_each_other`; `racing_installers…` |
+//! | entry that never existed | `table.rewrite.no_wait` | `read_against_rewrite` |
+//!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p mm-pgtable --profile loom --test loom_tables
 //! ```
@@ -299,6 +312,95 @@ fn lock_against_unlink_and_free() {
     holds("lock vs free, word", lock_vs_free::<Word>);
     holds("lock vs free, pair", lock_vs_free::<Two>);
     caught("lock vs free, word", "model.unlocked_early", lock_vs_free::<Word>);
+}
+
+// ---------------------------------------------------------------------------
+// A lockless read against an entry that is taken and written back.
+
+/// The entry comes back with an equal low word. A reader of two words sees what
+/// was there or nothing, never a frame that was not mapped.
+fn read_vs_rewrite<A: Arch<Entry = ModelEntry>>(change: fn(ModelEntry) -> ModelEntry) {
+    let m = Model::<A>::new(2);
+    let mut t = m.tables.ensure_table(stay(), page(0)).expect("memory").table().expect("a table");
+    t.fill(0, 1, writable::<A>(OURS));
+    drop(t);
+    let reader = {
+        let m = m.clone();
+        thread::spawn(move || {
+            let guard = m.space.epochs().pin();
+            let Step::Table(_, view) = m.tables.walk(&guard, page(0)) else { panic!("no table") };
+            let e = view.get(0);
+            assert!(e.is_none() || e.pfn(PTE).get() == OURS, "{e:?} never existed");
+        })
+    };
+    let mut owed = m.tables.tlb().obligation();
+    let mut t = m.tables.lock_table(stay(), page(0)).expect("the table");
+    let run = t.single(0);
+    t.modify(run, &mut owed, change);
+    drop(t);
+    reader.join().expect("the reader");
+}
+
+/// The same one level up: a leaf is replaced by one with an equal low word.
+fn read_vs_swap<A: Arch<Entry = ModelEntry>>() {
+    let m = Model::<A>::new(1);
+    let huge = |pfn| {
+        ModelEntry::leaf(Pfn::new(pfn), A::prot(Protection::private_read_write()), Level::Pmd)
+    };
+    let mut owed = m.tables.tlb().obligation();
+    m.tables.lock_pmd(stay(), page(0)).expect("the root").swap(huge(OURS), &mut owed);
+    let reader = {
+        let m = m.clone();
+        thread::spawn(move || {
+            let guard = m.space.epochs().pin();
+            if let Step::Leaf(slot) = m.tables.walk(&guard, page(0)) {
+                let pfn = slot.entry().pfn(Level::Pmd).get();
+                assert!(pfn == OURS || pfn == FOREIGN, "{pfn:#x} was never mapped");
+            }
+        })
+    };
+    m.tables.lock_pmd(stay(), page(0)).expect("the root").swap(huge(FOREIGN), &mut owed);
+    reader.join().expect("the reader");
+}
+
+/// A walker, a locker, and a writer that waits for readers with the lock held:
+/// no one waits for ever, because nobody waits for the lock inside a guard.
+fn walker_locker_writer() {
+    let m = Model::<Two>::new(2);
+    let mut t = m.tables.ensure_table(stay(), page(0)).expect("memory").table().expect("a table");
+    t.fill(0, 1, writable::<Two>(OURS));
+    drop(t);
+    let reader = {
+        let m = m.clone();
+        thread::spawn(move || {
+            let guard = m.space.epochs().pin();
+            let Step::Table(_, view) = m.tables.walk(&guard, page(0)) else { panic!("no table") };
+            view.get(0);
+            let inside = mutant!("model.lock_under_guard").then_some(guard);
+            let t = m.tables.lock_table(stay(), page(0)).expect("the table");
+            assert_eq!(t.get(0).pfn(PTE).get(), OURS);
+            drop((t, inside));
+        })
+    };
+    let mut owed = m.tables.tlb().obligation();
+    let mut t = m.tables.lock_table(stay(), page(0)).expect("the table");
+    let run = t.single(0);
+    t.clear(run, &mut owed).restore();
+    drop(t);
+    reader.join().expect("the reader");
+}
+
+/// Rules: PAE-10, PAE-12, PAE-16, P-RACE-10, P-RACE-29.
+#[test]
+fn read_against_rewrite() {
+    holds("read vs rewrite, word", || read_vs_rewrite::<Word>(|e| e));
+    holds("read vs rewrite, pair", || read_vs_rewrite::<Two>(|e| e));
+    holds("read vs swap, word", read_vs_swap::<Word>);
+    holds("read vs swap, pair", read_vs_swap::<Two>);
+    caught("read vs rewrite, pair", "table.rewrite.no_wait", || read_vs_rewrite::<Two>(|e| e));
+    caught("read vs swap, pair", "table.rewrite.no_wait", read_vs_swap::<Two>);
+    holds("walker, locker, writer", walker_locker_writer);
+    caught("walker, locker, writer", "model.lock_under_guard", walker_locker_writer);
 }
 
 // ---------------------------------------------------------------------------

@@ -197,10 +197,15 @@ on_all_formats! {
         let Step::Leaf(slot) = tables.walk(&guard, page::<A>(2 * n)) else { panic!("no leaf") };
         assert!(pmd.set_access_flags(huge::<A>(0x100).mkdirty()));
         assert!(!slot.is_unchanged());
+        // Who replaces an entry may have to wait for readers.
+        drop(guard);
         // A leaf that hardware does not follow is present still.
         pmd.swap(huge::<A>(0x100).mkinvalid(Level::Pmd), &mut owed);
+        let guard = space.epochs().pin();
         assert!(matches!(tables.walk(&guard, page::<A>(2 * n)), Step::Leaf(_)));
+        drop(guard);
         pmd.swap(A::Entry::NONE, &mut owed);
+        let guard = space.epochs().pin();
         assert!(matches!(tables.walk(&guard, page::<A>(2 * n)), Step::Hole { level: Level::Pmd }));
         drop((pmd, guard));
         assert!(!owed.is_none());
@@ -278,6 +283,29 @@ fn empty_middle_levels_are_freed_too() {
     gather.finish();
     assert_eq!(space.tables.in_use(), 3, "root and the two tables over page 8");
     audit(&tables);
+}
+
+/// A table at the edge of a gap may belong to the mapping beyond it.
+///
+/// Rules: ACC-23, ZAP-10.
+#[test]
+fn only_tables_inside_of_the_gap_are_freed() {
+    let (space, tables) = tree::<Deep>(8);
+    for p in [488, 496, 504] {
+        drop(table(&tables, page::<Deep>(p)));
+    }
+    assert_eq!(space.tables.in_use(), 2 + 3);
+    let free = |range, gap| {
+        let mut gather: Gather<'_, _, ()> = Gather::new(&tables);
+        // SAFETY: nobody else uses the tree.
+        unsafe { tables.free_empty_tables_in(range, gap, &mut gather) };
+        drop(gather);
+        space.tables.in_use()
+    };
+    let range = pages::<Deep>(488, 24);
+    assert_eq!(free(range, pages::<Deep>(489, 15)), 4, "one lies inside");
+    assert_eq!(free(range, pages::<Deep>(490, 22)), 3, "the last one of the address space");
+    assert_eq!(free(range, pages::<Deep>(448, 64)), 1, "the rest, and what is above it");
 }
 
 /// A table that keeps a deposit is not empty, or the deposit would be lost.
