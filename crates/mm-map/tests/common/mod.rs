@@ -45,12 +45,17 @@ pub fn new_machine<A: Arch>() -> M<A> {
 pub trait Peek {
     /// Flushes so far.
     fn tlb_flushes(&self) -> u64;
+    /// Page tables in use.
+    fn tables_in_use(&self) -> usize;
     /// The first word of a frame.
     fn content(&self, pfn: Pfn) -> u64;
 }
 impl<A: Arch> Peek for M<A> {
     fn tlb_flushes(&self) -> u64 {
         self.tlb().flushes.get()
+    }
+    fn tables_in_use(&self) -> usize {
+        self.tables().in_use()
     }
     fn content(&self, pfn: Pfn) -> u64 {
         self.bytes().load(pfn, 0)
