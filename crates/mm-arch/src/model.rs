@@ -589,8 +589,9 @@ impl Pair {
                 self.low.store(low(new), Ordering::Relaxed);
                 return true;
             }
-            match self.low.compare_exchange_weak(l, low(new), Ordering::Relaxed, Ordering::Relaxed)
-            {
+            // Release, as `word::update`.
+            let publish = ord!("pair.update.low", Release);
+            match self.low.compare_exchange_weak(l, low(new), publish, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(seen) => l = seen,
             }

@@ -48,7 +48,10 @@ pub fn update(cell: &AtomicU64, f: impl Fn(u64) -> Option<u64>) -> Result<u64, u
             cell.store(new, Ordering::Relaxed);
             return Ok(old);
         }
-        match cell.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
+        // Release pairs with the Acquire of `load`: who finds the entry writable
+        // finds what made it so, an exclusive mark above all (rule WREUSE-08).
+        let publish = ord!("word.update", Release);
+        match cell.compare_exchange_weak(old, new, publish, Ordering::Relaxed) {
             Ok(_) => return Ok(old),
             Err(seen) => old = seen,
         }
