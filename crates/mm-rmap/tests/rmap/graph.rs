@@ -48,7 +48,11 @@ fn a_mergeable_neighbour_shares_its_tree_unless_it_inherited_one() {
     assert_eq!(anon(&mm, 0), anon(&mm, 4), "they differ in rights only");
     assert_ne!(anon(&mm, 0), anon(&mm, 20), "not adjacent");
 
+    // Families are kept by address space: one whose own would be kept with the parent's.
+    let others: Vec<_> = (0..15).map(|_| space(&p)).collect();
     let child = fork(&mm);
+    assert_eq!(child.id().get() % 16, mm.id().get() % 16);
+    drop(others);
     mmap(&child, 24, 4);
     fault::<A>(&child, 24, 0).expect("mapped");
     assert_ne!(anon(&child, 20), anon(&child, 24), "the neighbour inherited a tree");
