@@ -64,12 +64,11 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         // (race F-RACE-23).
         let mut owed = self.tables().tlb().obligation();
         table.take(index, &mut owed);
-        let late = if mm_sync::mutant!("fault.copy.late_flush") {
-            Some(owed)
+        if mm_sync::mutant!("fault.copy.no_flush") {
+            owed.already_done();
         } else {
             owed.now();
-            None
-        };
+        }
 
         let folio = new.folio();
         folio.add_new_anon(mm.id(), Level::Pte, Exclusivity::Exclusive);
@@ -88,7 +87,6 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
                 let first = old.index_of(source);
                 old.remove_ptes(first, NonZeroU32::MIN, mm.id());
                 drop(table);
-                drop(late);
                 // The mapping's reference goes with the own one, in one step.
                 let mapping = self.memmap().adopt_run(FolioRun::new(old.head(), first, 1));
                 let merged = own.merge(mapping);

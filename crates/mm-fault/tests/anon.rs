@@ -26,12 +26,12 @@ on_models! {
         let m = new_machine::<A>();
         let p = Process::<A>::new(&m);
         p.map(pages(0, 8), RW);
-        assert_eq!((p.read(3), p.read(4), p.faults.get()), (0, 0, 2));
+        assert_eq!((p.read(3), p.read(4), p.faults()), (0, 0, 2));
         let e = p.pte(3);
         assert!(e.is_special() && !e.is_writable(Level::Pte) && !e.is_dirty());
         assert_eq!((p.pfn(3), p.rss(), m.folios_in_use()), (m.zero_page(), 0, 0));
         p.write(3, 7);
-        assert_eq!((p.read(3), p.read(4), p.rss(), p.faults.get()), (7, 0, 1, 3));
+        assert_eq!((p.read(3), p.read(4), p.rss(), p.faults()), (7, 0, 1, 3));
         assert!(p.pte(3).is_dirty() && p.is_exclusive(3));
         // The copy of a zero page is no reuse.
         assert_eq!(p.reused(), 0);
@@ -47,7 +47,7 @@ on_models! {
         p.map(pages(0, 8), RW);
         p.write(5, 1);
         let folio = p.folio(5);
-        assert_eq!((folio.refcount(), folio.mapcount(), p.rss(), p.faults.get()), (1, 1, 1, 1));
+        assert_eq!((folio.refcount(), folio.mapcount(), p.rss(), p.faults()), (1, 1, 1, 1));
         let flags = FolioFlags::UPTODATE | FolioFlags::SWAPBACKED | FolioFlags::LRU;
         assert_eq!(folio.flags(), flags);
         let anon = p.mm.read().find(va(5)).expect("vma").anon().expect("prepared");
@@ -160,7 +160,7 @@ on_models! {
         assert!(p.is_exclusive(n) && !m.memmap().page_exclusive(folio.page(1)));
         assert!(folio.is_deferred() && !folio.has(FolioFlags::PARTIALLY_MAPPED));
         mm_rmap::split_pmd(&p.mm, p.mm.read().stay(), va(n));
-        assert_eq!((p.read(n + 7), folio.mapcount(), p.faults.get()), (7, n as u32, 1));
+        assert_eq!((p.read(n + 7), folio.mapcount(), p.faults()), (7, n as u32, 1));
         // Not where the mapping does not reach.
         p.map(pages(3 * n + 1, n - 1), RW);
         p.write(3 * n + 2, 1);
@@ -181,12 +181,12 @@ on_models! {
             p.map(pages(0, 2 * n), RW);
             assert_eq!((p.read(1), p.read(n), p.rss()), (0, 0, 0));
             assert!(m.memmap().is_huge_zero(p.pfn(1)) && p.entry(1).0.is_special());
-            let faults = p.faults.get();
+            let faults = p.faults();
             if no_memory {
                 m.failures().fail_after(0);
             }
             p.write(1, 5);
-            assert_eq!((p.read(1), p.read(2), p.read(n), p.faults.get()), (5, 0, 0, faults + 1));
+            assert_eq!((p.read(1), p.read(2), p.read(n), p.faults()), (5, 0, 0, faults + 1));
             if no_memory {
                 assert!(!m.failures().disarm());
                 assert_eq!((p.folio(1).order(), p.pfn(2), p.rss()), (0, m.zero_page(), 1));

@@ -84,7 +84,7 @@ on_models! {
         for k in 0..8 {
             p.write(k, k);
         }
-        assert_eq!((p.reused(), m.folios_in_use(), p.faults.get()), (8, 1, 9));
+        assert_eq!((p.reused(), m.folios_in_use(), p.faults()), (8, 1, 9));
         p.check();
         p.exit();
         assert_clean(&m);
@@ -458,9 +458,9 @@ on_models! {
         let c = p.fork();
         let folio = p.folio(0);
         assert_eq!((refs::<A>(folio), p.is_exclusive(0)), ((2, 2), false));
-        let faults = p.faults.get();
+        let faults = p.faults();
         p.write(7, 1);
-        assert_eq!(p.faults.get(), faults + 1, "split and copy are one fault");
+        assert_eq!(p.faults(), faults + 1, "split and copy are one fault");
         assert_eq!((p.folio(7).order(), c.read(7), p.read(6)), (0, 7, 6));
         assert_eq!(refs::<A>(folio), (n as i32, n as u32));
         assert!(folio.maybe_mapped_shared());
@@ -542,7 +542,7 @@ fn filled_pmd<A: Arch>(m: &M<A>) -> (Process<A>, u64) {
     for k in 0..1 << order {
         p.write(k, k);
     }
-    assert_eq!((p.entry(0).1, p.faults.get()), (Level::Pmd, 1));
+    assert_eq!((p.entry(0).1, p.faults()), (Level::Pmd, 1));
     (p, 1 << order)
 }
 

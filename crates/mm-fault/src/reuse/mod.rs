@@ -26,16 +26,15 @@ use mm_folio::{AnonId, Folio, FolioFlags, FolioSpace};
 pub(crate) fn claim_small<P: FolioSpace>(folio: Folio<'_, P>, anon: Option<AnonId>) -> bool {
     let Some(anon) = anon else { return false };
     // Cheap rejects, before the lock is touched.
-    if folio.has(FolioFlags::KSM) || folio.refcount() != 1 {
+    let by_map = mm_sync::mutant!("fault.reuse.map_only");
+    if folio.has(FolioFlags::KSM) || (folio.refcount() != 1 && !by_map) {
         return false;
     }
     // Never waited for under a table lock. Whoever has it may be about to move
     // or share the page.
     let Some(lock) = folio.try_lock() else { return false };
     let folio = lock.folio();
-    let alone = folio.counts_locked(|c| {
-        if mm_sync::mutant!("fault.reuse.map_only") { c.mapcount == 1 } else { c.refs == 1 }
-    });
+    let alone = folio.counts_locked(|c| if by_map { c.mapcount == 1 } else { c.refs == 1 });
     if !alone || folio.has(FolioFlags::KSM) {
         return false;
     }

@@ -68,6 +68,6 @@ impl<'t, 'g, 'm, P: Platform> Exclusive<'t, 'g, 'm, P> {
 }
 
 fn counts_match<P: Platform>(folio: Folio<'_, P>) -> bool {
-    i64::from(folio.refcount()) == i64::from(folio.mapcount())
-        || mm_sync::mutant!("fault.reuse.map_only")
+    let mapcount = folio.mapcount();
+    i64::from(folio.refcount()) == i64::from(mapcount) || mm_sync::mutant!("fault.reuse.map_only")
 }

@@ -10,9 +10,9 @@ use mm_folio::{Folio, FolioRun, FrameBytes, Get, HasPinned};
 use mm_pgtable::{LockedEntry, TableMemory, TableSpace};
 use mm_rmap::RmapPlatform;
 use mm_rmap::model::{ModelConfig, ModelPlatform, machine};
-use mm_vma::{Event, Mm, Platform, RssKind, Vma, VmaFlags};
-use std::cell::Cell;
+use mm_vma::{Event, Mm, MmRead, Platform, RssKind, Vma, VmaFlags};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 pub type M<A> = ModelPlatform<A>;
 pub type E<A> = <A as Arch>::Entry;
@@ -35,18 +35,44 @@ pub fn new_machine<A: Arch>() -> M<A> {
 pub struct Process<A: Arch> {
     pub mm: Arc<Mm<M<A>>>,
     pub policy: FaultPolicy,
-    pub faults: Cell<u64>,
+    faults: AtomicU64,
+    inside: Option<Inside<A>>,
 }
+
+/// The read side of the mmap lock, held for all threads of a model: the model
+/// checker's lock lets one reader in at a time.
+struct Inside<A: Arch>(MmRead<'static, M<A>>);
+// SAFETY: threads only borrow the guard, for what a guard of their own would
+// say as well; the thread that took it drops it.
+unsafe impl<A: Arch> Send for Inside<A> {}
+// SAFETY: as above.
+unsafe impl<A: Arch> Sync for Inside<A> {}
 
 impl<A: Arch> Process<A> {
     pub fn new(m: &M<A>) -> Self {
         let policy = FaultPolicy::new(ThpPolicy::new(A::order(Level::Pmd)));
         let mm = Mm::new(m.clone()).expect("space");
-        Process { mm, policy, faults: Cell::new(0) }
+        Process { mm, policy, faults: AtomicU64::new(0), inside: None }
     }
     pub fn with_policy(mut self, thp: ThpPolicy) -> Self {
         self.policy.thp = thp;
         self
+    }
+    /// Lets several threads of a model in at once.
+    pub fn shared(mut self) -> Arc<Self> {
+        let guard = self.mm.read();
+        // SAFETY: `self` owns the space, and `drop` drops the guard first.
+        let guard =
+            unsafe { core::mem::transmute::<MmRead<'_, M<A>>, MmRead<'static, M<A>>>(guard) };
+        self.inside = Some(Inside(guard));
+        Arc::new(self)
+    }
+    /// Calls `f` with the read side of the mmap lock.
+    pub fn with<R>(&self, f: impl FnOnce(&MmRead<'_, M<A>>) -> R) -> R {
+        match &self.inside {
+            Some(inside) => f(&inside.0),
+            None => f(&self.mm.read()),
+        }
     }
     pub fn machine(&self) -> &M<A> {
         self.mm.platform()
@@ -56,17 +82,19 @@ impl<A: Arch> Process<A> {
         self
     }
     pub fn fault(&self, page: u64, flags: FaultFlags) -> FaultOutcome {
-        self.faults.set(self.faults.get() + 1);
-        handle_fault(&self.policy, &self.mm.read(), va(page), flags)
+        self.faults.fetch_add(1, Relaxed);
+        self.fault_under(&self.policy, page, flags)
+    }
+    pub fn fault_under(&self, policy: &FaultPolicy, page: u64, flags: FaultFlags) -> FaultOutcome {
+        self.with(|vmas| handle_fault(policy, vmas, va(page), flags))
     }
     /// What maps the page: an entry of a PTE table or of a PMD table.
     pub fn entry(&self, page: u64) -> (E<A>, Level) {
-        let vmas = self.mm.read();
-        match self.mm.tables().lock_entry(vmas.stay(), va(page)) {
+        self.with(|vmas| match self.mm.tables().lock_entry(vmas.stay(), va(page)) {
             LockedEntry::Hole => (E::<A>::NONE, Level::Pmd),
             LockedEntry::Huge(pmd) => (pmd.entry(), Level::Pmd),
             LockedEntry::Table(t) => (t.get(t.index_of(va(page))), Level::Pte),
-        }
+        })
     }
     pub fn pte(&self, page: u64) -> E<A> {
         let (e, level) = self.entry(page);
@@ -84,6 +112,10 @@ impl<A: Arch> Process<A> {
     pub fn is_exclusive(&self, page: u64) -> bool {
         self.machine().memmap().page_exclusive(self.pfn(page))
     }
+    /// Faults that the CPU took.
+    pub fn faults(&self) -> u64 {
+        self.faults.load(Relaxed)
+    }
     pub fn rss(&self) -> u64 {
         self.mm.counters().get(RssKind::Anon)
     }
@@ -92,11 +124,12 @@ impl<A: Arch> Process<A> {
     }
     /// Changes a PTE under its lock.
     pub fn change(&self, page: u64, change: impl FnOnce(E<A>) -> E<A>) {
-        let vmas = self.mm.read();
-        let mut t = self.mm.tables().lock_table(vmas.stay(), va(page)).expect("table");
-        let run = t.single(t.index_of(va(page)));
-        let mut owed = self.mm.tables().tlb().obligation();
-        t.modify(run, &mut owed, change);
+        self.with(|vmas| {
+            let mut t = self.mm.tables().lock_table(vmas.stay(), va(page)).expect("table");
+            let run = t.single(t.index_of(va(page)));
+            let mut owed = self.mm.tables().tlb().obligation();
+            t.modify(run, &mut owed, change);
+        });
     }
 
     /// A CPU's access: marks the entry if that permits it, else faults.
@@ -201,7 +234,9 @@ impl<A: Arch> Process<A> {
 
     /// Unmaps one page, which no PMD leaf maps.
     pub fn discard(&self, page: u64) {
-        let vmas = self.mm.read();
+        self.with(|vmas| self.discard_with(vmas, page));
+    }
+    fn discard_with(&self, vmas: &MmRead<'_, M<A>>, page: u64) {
         let Some(mut t) = self.mm.tables().lock_table(vmas.stay(), va(page)) else { return };
         let mut owed = self.mm.tables().tlb().obligation();
         let index = t.index_of(va(page));
@@ -215,6 +250,7 @@ impl<A: Arch> Process<A> {
         folio.remove_ptes(first, NonZeroU32::MIN, self.mm.id());
         self.mm.counters().sub(RssKind::Anon, 1);
         owed.now();
+        drop(t);
         self.machine().memmap().put_run::<Get>(FolioRun::new(folio.head(), first, 1));
     }
     fn discard_pmd(&self, page: u64) -> bool {
@@ -299,7 +335,11 @@ impl<A: Arch> Process<A> {
 
 impl<A: Arch> Drop for Process<A> {
     fn drop(&mut self) {
-        if !std::thread::panicking() {
+        self.inside = None;
+        if std::thread::panicking() {
+            // Its destructor would complain about what a failed test left.
+            core::mem::forget(self.mm.clone());
+        } else {
             self.unmap_all();
         }
     }
