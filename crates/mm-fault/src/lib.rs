@@ -60,19 +60,42 @@
 //!
 //! # Example
 //!
-//! Which folios a first store to memory gets:
+//! On the model machine: 16 entries per table, 16K folios (order 2) wherever
+//! they fit.
 //!
 //! ```
-//! use mm_fault::{FaultPolicy, OrderMode, ThpMode, ThpPolicy};
-//! use mm_vma::VmaFlags;
+//! use mm_arch::model::ModelWord;
+//! use mm_arch::{VirtAddr, VirtRange};
+//! use mm_fault::{
+//!     FaultFlags, FaultOutcome, FaultPolicy, FaultSignal, OrderMode, ThpPolicy, handle_fault,
+//! };
+//! use mm_rmap::model::{ModelConfig, machine};
+//! use mm_vma::{Mm, RssKind, Vma, VmaFlags};
 //!
-//! // PMD size 9, 64K (order 4) always, 2M where asked for.
-//! let thp = ThpPolicy::new(9)
-//!     .with_global(ThpMode::Madvise)
-//!     .with_order(4, OrderMode::Always);
-//! let policy = FaultPolicy::new(thp);
-//! assert!(policy.thp.orders(VmaFlags::empty()).descending().eq([4]));
-//! assert!(policy.thp.orders(VmaFlags::HUGEPAGE).descending().eq([9, 4]));
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mm = Mm::new(machine::<ModelWord<16>>(ModelConfig::default())?)?;
+//! let range = VirtRange::new(VirtAddr::new(0x1000), 0x8000)?;
+//! mm.write().insert(Vma::anonymous(range, VmaFlags::READ | VmaFlags::WRITE, 12))?;
+//!
+//! let policy = FaultPolicy::new(ThpPolicy::new(4).with_order(2, OrderMode::Always));
+//! let fault = |va, flags| handle_fault(&policy, &mm.read(), VirtAddr::new(va), flags);
+//! let done = FaultOutcome::Done { major: false };
+//!
+//! // A load maps the zero page, which nothing counts.
+//! assert_eq!(fault(0x1000, FaultFlags::empty()), done);
+//! assert_eq!(mm.counters().get(RssKind::Anon), 0);
+//! // A store fills the aligned block of four pages around it.
+//! assert_eq!(fault(0x6000, FaultFlags::WRITE), done);
+//! assert_eq!(mm.counters().get(RssKind::Anon), 4);
+//! // A store to the zero page gets one page: the block is not empty.
+//! assert_eq!(fault(0x1000, FaultFlags::WRITE), done);
+//! assert_eq!(mm.counters().get(RssKind::Anon), 5);
+//! // Nothing is mapped here.
+//! let segv = FaultSignal::Segv { va: VirtAddr::new(0x9000) };
+//! assert_eq!(fault(0x9123, FaultFlags::WRITE), FaultOutcome::Signal(segv));
+//! # std::mem::forget(mm); // unmapping is not this crate's business
+//! # Ok(())
+//! # }
 //! ```
 #![no_std]
 
