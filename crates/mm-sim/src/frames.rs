@@ -108,14 +108,14 @@ impl Frames {
     pub fn generation(&self, pfn: Pfn) -> u32 {
         self.word(pfn).load(Relaxed) / GENERATION
     }
-    /// Somebody stored to the frame.
+    /// A CPU stored to the frame.
     pub(crate) fn set_stored(&self, pfn: Pfn) {
         let word = self.word(pfn);
         if word.load(Relaxed) & STORED == 0 {
             word.fetch_or(STORED, Relaxed);
         }
     }
-    /// Whether somebody stored to the frame since it was allocated.
+    /// Whether a CPU stored to the frame since it was allocated.
     pub fn is_stored(&self, pfn: Pfn) -> bool {
         self.word(pfn).load(Relaxed) & STORED != 0
     }
@@ -172,15 +172,11 @@ impl FrameBytes for Frames {
         for (d, s) in self.ram.words(dst).iter().zip(self.ram.words(src)) {
             d.store(s.load(Relaxed), Relaxed);
         }
-        if self.is_stored(src) {
-            self.set_stored(dst);
-        }
     }
     fn load(&self, pfn: Pfn, offset: usize) -> u64 {
         self.ram.words(pfn)[offset / 8].load(Relaxed)
     }
     fn store(&self, pfn: Pfn, offset: usize, value: u64) {
-        self.set_stored(pfn);
         self.ram.words(pfn)[offset / 8].store(value, Relaxed);
     }
 }

@@ -1,5 +1,80 @@
 //! A complete machine in user space on top of the mm crates.
-#![warn(missing_docs)]
+//!
+//! # The problem
+//!
+//! Memory management goes wrong between its parts: the entry was changed but a
+//! CPU still uses the old one, the folio was freed but somebody still counts on
+//! it. A unit test of either part passes. What is needed is a machine on which a
+//! forgotten flush, a lost dirty bit or a leaked reference *does* something: real
+//! bytes, CPUs that believe what they have cached, processes that fork and exit.
+//!
+//! This crate is that machine, and it runs the production crates, not models of
+//! them: it implements [`Platform`](mm_vma::Platform) and its parts on
+//! [`Host`], and calls the same functions that a kernel would.
+//!
+//! ```text
+//!  Scenario ─ run ─► Process ── load, store ──► Cpus ── translation cache ─┐
+//!                      │ mmap, fork, pin, …      │ walk (Arch::mmu_mark)   │
+//!                      ▼                         ▼                         ▼
+//!       mm-map  mm-fault  mm-gup  mm-rmap ◄─ page fault             Ram: words of frames
+//!                      │                                                   ▲
+//!                      └──► Host: FrameTables, MemMap, AnonTrees ── Frames ┘ (buddy allocator)
+//! ```
+//!
+//! # Protocol
+//!
+//! 1. A [`Machine`] is built with a [`Policy`]: how faults, forks and GUP batch.
+//!    [`Preset`] names the ones that matter. The entry format is a type.
+//! 2. [`Machine::spawn`] makes a [`Process`]; its methods are loads and stores, and
+//!    system calls. Everything may be called from several threads.
+//! 3. Between operations [`Machine::settle`] completes what was left for later.
+//! 4. At rest, [`audit`] recounts everything that can be recounted; at the end
+//!    [`leaks`] looks for what did not come back. A [`Shadow`] is a second, naive
+//!    memory that knows what every stored word must read as.
+//!
+//! [`run`] does all of this for a scenario of `mm-scenario`.
+//!
+//! # What makes a bug visible
+//!
+//! * Page tables live in the same frames as data. A freed frame is filled with
+//!   [`POISON`], and a translation remembers how often its frame was freed.
+//! * A CPU walks again only when it has to, and forgets only what is flushed. A
+//!   flush waits for accesses under way on other CPUs, as an interrupt does.
+//! * Frames come lowest address first, so that a run is deterministic, and the
+//!   n-th allocation can be made to fail ([`Frames::fail_after`]).
+//! * Bugs can be planted ([`Plant`]), to see that they are caught.
+//!
+//! # Invariants
+//!
+//! At rest: the rules INV-1 to INV-9, every audit of [`audit`] empty, and every
+//! frame but the kernel's own free once all processes have exited.
+//!
+//! # Not here
+//!
+//! Files, shared memory, swap, userfaultfd and KSM: an operation of a scenario
+//! that needs them is [`RunError::NotBuilt`]. Time: nothing is ever slow.
+//!
+//! # Example
+//!
+//! ```
+//! use mm_arch::{VirtAddr, VirtRange};
+//! use mm_sim::{Machine, MachineConfig, Preset, audit};
+//! use mm_vma::VmaFlags;
+//! use mm_x86::X86_64;
+//!
+//! let config = MachineConfig { bytes: 16 << 20, ..MachineConfig::default() };
+//! let machine = Machine::<X86_64>::new(config, Preset::Best.policy())?;
+//! let parent = machine.spawn()?;
+//! let va = VirtAddr::new(0x1000_0000);
+//! parent.mmap_anon(VirtRange::new(va, 0x4000)?, VmaFlags::READ | VmaFlags::WRITE)?;
+//! parent.store(va, 1)?;
+//! let child = parent.fork()?;
+//! child.store(va, 2)?;
+//! assert_eq!((parent.load(va)?, child.load(va)?), (1, 2));
+//! machine.settle();
+//! assert!(audit(&machine, [&parent, &child], []).is_empty());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod audit;
 mod cpu;

@@ -3,6 +3,8 @@
 use mm_fault::{FaultPolicy, ReusePolicy, ThpPolicy};
 use mm_gup::GupPolicy;
 use mm_map::{Batching, MapPolicy};
+use mm_scenario::Mode;
+use mm_scenario::corpus::Entry;
 
 /// Order of the folios that start with the top knob's setting, as in a kernel
 /// that was just booted. A scenario sets every size itself.
@@ -54,10 +56,25 @@ impl Preset {
             fault: FaultPolicy::new(ThpPolicy::new(PMD_ORDER)),
         }
     }
-    /// Whether a write fault after a fork makes the whole folio writable again:
-    /// the derived goldens are what such a policy prints.
-    pub fn reuses_whole_folios(self) -> bool {
+    /// Whether a write fault after a fork makes the whole folio writable again.
+    fn reuses_whole_folios(self) -> bool {
         self.policy().fault.reuse != ReusePolicy::Page
+    }
+    /// What runs of `scenario` under this preset are held against, and how: the
+    /// text of the golden file, if there is one.
+    ///
+    /// The derived goldens are what whole-folio reuse prints. A series without it
+    /// prints what mainline does.
+    pub fn golden(self, scenario: &Entry) -> (Option<&str>, Mode) {
+        let mainline = scenario.golden.as_deref();
+        match self {
+            Preset::Linux618 => (mainline, Mode::Full),
+            Preset::Series if self.reuses_whole_folios() => {
+                (scenario.seed003.as_deref().or(mainline), Mode::Full)
+            }
+            Preset::Series => (mainline, Mode::Full),
+            Preset::Best | Preset::Baseline => (mainline, Mode::ContentOnly),
+        }
     }
 }
 

@@ -76,10 +76,15 @@ impl Shadow {
     pub fn exit(&mut self, process: u32) {
         self.processes.remove(&process);
     }
-    /// A pin of the pages with the words at `vas`.
-    pub fn pin(&mut self, process: u32, vas: impl Iterator<Item = VirtAddr>) -> ShadowPin {
+    /// A pin of the pages with the words at `vas`. A `None` is a page that the
+    /// process will not write to itself: the zero page, which a pin that only
+    /// reads may hold.
+    pub fn pin(&mut self, process: u32, vas: impl Iterator<Item = Option<VirtAddr>>) -> ShadowPin {
         let words = self.processes.entry(process).or_default();
-        ShadowPin(vas.map(|va| words.entry(va).or_default().clone()).collect())
+        let word = |va: Option<VirtAddr>| {
+            va.map(|va| words.entry(va).or_default().clone()).unwrap_or_default()
+        };
+        ShadowPin(vas.map(word).collect())
     }
 
     /// Compares with the memory of `process`, without faulting anything in.

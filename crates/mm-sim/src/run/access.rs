@@ -8,6 +8,9 @@ use mm_fault::FaultSignal;
 use mm_scenario::observe::{Content, Expect, Record, Signal, content_runs, fill_word, tag_word};
 use mm_scenario::{Line, ProcId, Range, TouchOrder};
 
+/// Page and word of each touch, or the touch that failed.
+type Loads = Result<Vec<(u64, u64)>, (u64, AccessError)>;
+
 /// What `write` stores to a page.
 pub(super) fn tag(value: u16) -> impl Fn(u64) -> u64 {
     move |page| tag_word(value, page)
@@ -42,7 +45,7 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
         proc: ProcId,
         range: Range,
         order: TouchOrder,
-    ) -> Result<Result<Vec<(u64, u64)>, (u64, AccessError)>, RunError> {
+    ) -> Result<Loads, RunError> {
         let process = &self.proc(proc)?.process;
         let touches = (0..).zip(range.in_order(order));
         Ok(touches

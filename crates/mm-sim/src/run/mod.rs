@@ -32,11 +32,18 @@ pub struct RunOptions {
     pub machine: MachineConfig,
     /// Audit the machine after every operation, and look for leaks at the end.
     pub audit: bool,
+    /// Makes the allocation after this many fail, of folios and page tables
+    /// alike, counted from the first process on.
+    pub fail_after: Option<u64>,
 }
 
 impl Default for RunOptions {
     fn default() -> Self {
-        RunOptions { machine: MachineConfig::default(), audit: cfg!(debug_assertions) }
+        RunOptions {
+            machine: MachineConfig::default(),
+            audit: cfg!(debug_assertions),
+            fail_after: None,
+        }
     }
 }
 
@@ -61,6 +68,7 @@ pub fn run<A: Arch>(
         runner.step(line, print)?;
     }
     runner.start(scenario.body().first().or(scenario.ops.last()))?;
+    runner.host().frames().fail_after(options.fail_after);
     for line in scenario.body() {
         runner.step(line, print)?;
     }
@@ -248,6 +256,10 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
     }
 
     fn operation(&mut self, line: &Line) -> Step {
+        if line.op.proc().is_some_and(|p| !self.procs.contains_key(&p)) {
+            // The fork that should have made it was refused.
+            return Ok(self.refused(line, "ESRCH"));
+        }
         match &line.op {
             Op::Thp { size, policy } => Ok(self.thp(*size, *policy)),
             Op::Fork { child, parent } => self.fork(line, *child, *parent),

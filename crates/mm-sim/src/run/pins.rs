@@ -5,9 +5,11 @@ use crate::audit::ShadowPin;
 use crate::events::Events;
 use crate::{AuditViolation, Pinned};
 use mm_arch::{Arch, VirtAddr};
+use mm_folio::FolioRun;
 use mm_gup::GupFlags;
 use mm_scenario::observe::{PinContent, Record, content_runs, tag_word};
 use mm_scenario::{Line, PinId, PinMethod, ProcId, Range};
+use mm_vma::Platform;
 
 impl<A: Arch, O: Events> Runner<'_, A, O> {
     pub(super) fn pin(
@@ -31,7 +33,12 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
         };
         // A plain reference does not promise to see what the process writes.
         let shadow = method.is_pin().then(|| {
-            let vas = (0..range.pages).map(|i| va.add_units(i, A::PAGE_SHIFT));
+            let map = self.machine.host().memmap();
+            let is_zero = |pfn| map.is_zero_page(pfn) || map.is_huge_zero(pfn);
+            let held = pages.runs().iter().flat_map(FolioRun::pages);
+            let vas = held
+                .zip(0..)
+                .map(|(pfn, i)| (!is_zero(pfn)).then(|| va.add_units(i, A::PAGE_SHIFT)));
             self.shadow.pin(proc.index() as u32, vas)
         });
         self.proc_mut(proc)?.pins.insert(pin, Held { pages, shadow });

@@ -1,0 +1,153 @@
+//! The same programs on every entry format, and on several CPUs at once.
+
+use mm_arch::model::{ModelCont, ModelPair, ModelWord};
+use mm_arch::{Arch, VirtAddr, VirtRange};
+use mm_fault::{OrderMode, ThpMode};
+use mm_gup::GupFlags;
+use mm_map::Advice;
+use mm_sim::{Machine, MachineConfig, Pinned, Preset, Process, Shadow, audit, leaks};
+use mm_vma::VmaFlags;
+use mm_x86::X86_64;
+
+/// Below the end of user space of every format here.
+const BASE: u64 = 64 << 20;
+
+fn page(i: u64) -> VirtAddr {
+    VirtAddr::new(BASE + i * 4096)
+}
+fn pages(first: u64, n: u64) -> VirtRange {
+    VirtRange::units(page(first), n, 12).expect("range")
+}
+fn machine<A: Arch>(preset: Preset, cpus: usize) -> Machine<A> {
+    let mut policy = preset.policy();
+    policy.fault.thp =
+        policy.fault.thp.with_global(ThpMode::Never).with_order(4, OrderMode::Always);
+    let config = MachineConfig { bytes: 32 << 20, cpus, poison: true, ..MachineConfig::default() };
+    Machine::new(config, policy).expect("machine")
+}
+const RW: VmaFlags = VmaFlags::READ.union(VmaFlags::WRITE);
+
+/// Stores to each page of a range, and tells the shadow.
+fn fill<A: Arch>(shadow: &mut Shadow, id: u32, p: &Process<A>, first: u64, n: u64, value: u64) {
+    for i in first..first + n {
+        p.store(page(i), value + i).expect("store");
+        shadow.store(id, page(i), value + i);
+    }
+}
+
+/// Audits the machine and what each process sees.
+fn check<A: Arch>(
+    m: &Machine<A>,
+    shadow: &Shadow,
+    all: &[(u32, &Process<A>)],
+    pins: &[&Pinned<A>],
+) {
+    m.settle();
+    assert_eq!(audit(m, all.iter().map(|(_, p)| *p), pins.iter().copied()), []);
+    for (id, p) in all {
+        assert_eq!(shadow.audit(*id, p), []);
+    }
+}
+
+fn program<A: Arch>(preset: Preset) {
+    let m = machine::<A>(preset, 1);
+    let mut shadow = Shadow::default();
+    let p = m.spawn().expect("process");
+    p.mmap_anon(pages(0, 64), RW).expect("mmap");
+    fill(&mut shadow, 0, &p, 0, 64, 100);
+    check(&m, &shadow, &[(0, &p)], &[]);
+    let pin = p.pin(page(16), 8, GupFlags::WRITE | GupFlags::LONGTERM).expect("pin");
+    let child = p.fork().expect("fork");
+    shadow.fork(0, 1, |_| true);
+    check(&m, &shadow, &[(0, &p), (1, &child)], &[&pin]);
+    fill(&mut shadow, 0, &p, 8, 20, 200);
+    fill(&mut shadow, 1, &child, 0, 10, 300);
+    p.mprotect(pages(30, 10), mm_arch::Rights::READ).expect("mprotect");
+    child.munmap(pages(20, 5)).expect("munmap");
+    shadow.forget(1, pages(20, 5));
+    check(&m, &shadow, &[(0, &p), (1, &child)], &[&pin]);
+    // The device and the process see the same memory.
+    (0..8).for_each(|i| assert_eq!(pin.load(i, 0), p.load(page(16 + i as u64)).ok()));
+    drop(pin);
+    p.madvise(pages(0, 20), Advice::DontNeed).expect("madvise");
+    shadow.forget(0, pages(0, 20));
+    check(&m, &shadow, &[(0, &p), (1, &child)], &[]);
+    p.exit();
+    check(&m, &shadow, &[(1, &child)], &[]);
+    fill(&mut shadow, 1, &child, 30, 34, 400);
+    check(&m, &shadow, &[(1, &child)], &[]);
+    child.exit();
+    m.settle();
+    assert_eq!(leaks(&m), []);
+}
+
+#[test]
+fn x86_64() {
+    Preset::ALL.iter().for_each(|p| program::<X86_64>(*p));
+}
+#[test]
+fn one_word() {
+    Preset::ALL.iter().for_each(|p| program::<ModelWord<512>>(*p));
+}
+#[test]
+fn two_words() {
+    Preset::ALL.iter().for_each(|p| program::<ModelPair<512>>(*p));
+}
+#[test]
+fn contiguous_blocks() {
+    Preset::ALL.iter().for_each(|p| program::<ModelCont<512, 16>>(*p));
+}
+
+/// CPUs fault, fork, pin and unmap at once; afterwards every audit holds.
+/// Rules: INV-1, INV-5, INV-9.
+#[test]
+fn cpus_at_once_leave_a_sound_machine() {
+    let m = machine::<X86_64>(Preset::Best, 3);
+    let p = m.spawn().expect("process");
+    p.mmap_anon(pages(0, 96), RW).expect("mmap");
+    std::thread::scope(|s| {
+        // Stores and checks its own pages.
+        s.spawn(|| {
+            for round in 0..60 {
+                for i in 0..32 {
+                    p.store(page(i), round << 8 | i).expect("store");
+                    assert_eq!(p.load(page(i)), Ok(round << 8 | i));
+                }
+            }
+        });
+        // Forks: the child's pages are one moment of the parent's, and its own.
+        s.spawn(|| {
+            for _ in 0..30 {
+                let mut child = p.fork().expect("fork");
+                child.run_on(1);
+                for i in 0..32 {
+                    let seen = child.load(page(i)).expect("load");
+                    assert!(seen == 0 || seen & 0xff == i, "{seen:#x} at {i}");
+                    child.store(page(i), 1 << 40).expect("store");
+                }
+                child.exit();
+            }
+        });
+        // Pins, drops and unmaps pages of its own.
+        s.spawn(|| {
+            for round in 0..60 {
+                for i in 64..96 {
+                    p.store(page(i), round << 8 | i).expect("store");
+                }
+                let pin = p.pin(page(64), 32, GupFlags::WRITE).expect("pin");
+                pin.store(3, 0, round << 8 | 67);
+                assert_eq!(p.load(page(67)), Ok(round << 8 | 67));
+                drop(pin);
+                p.madvise(pages(64, 16), Advice::DontNeed).expect("madvise");
+                assert_eq!(p.load(page(70)), Ok(0));
+                p.munmap(pages(80, 16)).expect("munmap");
+                p.mmap_anon(pages(80, 16), RW).expect("mmap");
+            }
+        });
+    });
+    m.settle();
+    assert_eq!(audit(&m, [&p], []), []);
+    p.exit();
+    m.settle();
+    assert_eq!(leaks(&m), []);
+}
