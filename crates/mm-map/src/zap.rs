@@ -135,6 +135,12 @@ fn zap_present<'m, B: Strategy, L: Liveness, P: RmapPlatform>(
     };
     let n = run.count();
     table.take_each::<L>(i, run.nr(), gather.owed(), |_, _| ());
+    if mm_sync::mutant!("map.zap.put_first") {
+        drop(owned(mm, folio, first, n));
+        folio.remove_ptes(first, n, mm.id());
+        *anon += u64::from(n.get());
+        return run.nr();
+    }
     folio.remove_ptes(first, n, mm.id());
     *anon += u64::from(n.get());
     // Dropping the references here instead would give the pages away while
