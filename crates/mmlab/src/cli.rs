@@ -33,6 +33,22 @@ pub fn bad_input(message: impl std::fmt::Display) -> ExitCode {
     ExitCode::from(BAD_INPUT)
 }
 
+/// What the argument parser has to say: help as it is, an error as one line.
+pub fn usage(e: &clap::Error) -> ExitCode {
+    if !e.use_stderr() {
+        // A closed pipe is no reason to fail.
+        let _ = e.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = e.to_string();
+    // Values that are missing or possible stand on lines of their own.
+    let paragraph: Vec<_> =
+        text.lines().map(str::trim).take_while(|l| !l.starts_with("Usage:")).collect();
+    let line = paragraph.join(" ");
+    let line = line.split("For more information").next().unwrap_or_default();
+    bad_input(line.trim().trim_start_matches("error: "))
+}
+
 /// An entry format, by the name its type has on command lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ArchName {

@@ -14,7 +14,10 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
+    let cli = match cli::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => return cli::usage(&e),
+    };
     match cli.command {
         cli::Command::Run(args) => run::main(&args),
         cli::Command::GupTest(args) => gup_test::main(&args),

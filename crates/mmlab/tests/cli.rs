@@ -1,0 +1,124 @@
+//! The command line from outside: what is printed, and the exit codes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn mmlab(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mmlab")).args(args).output().expect("mmlab starts")
+}
+fn data(name: &str) -> String {
+    Path::new(mm_scenario::corpus::handed_dir()).join(name).display().to_string()
+}
+/// A folder of this test's own.
+fn folder(name: &str) -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::create_dir_all(dir.join("golden")).expect("folder");
+    dir
+}
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("UTF-8")
+}
+/// Bad input is one line on standard error, and exit code 2.
+#[track_caller]
+fn assert_bad_input(args: &[&str], says: &[&str]) {
+    let out = mmlab(args);
+    let err = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(2), "{args:?}: {err}");
+    assert_eq!(err.lines().count(), 1, "{args:?}: {err}");
+    assert!(says.iter().all(|s| err.contains(s)), "{args:?}: {err}");
+    assert_eq!(text(&out.stdout), "", "{args:?}");
+}
+
+#[test]
+fn records_are_printed_like_goldens() {
+    let out = mmlab(&["run", &data("fault_64kb.scn"), "--policy", "linux-6.18", "--memory", "16M"]);
+    assert_eq!(out.status.code(), Some(0));
+    let golden = fs::read_to_string(data("golden/fault_64kb.json")).expect("golden");
+    // What heuristics set is not in the model.
+    let left = |s: &str| s.replace(" act", "").replace(" ref", "");
+    assert_eq!(left(text(&out.stdout)), left(&golden));
+}
+
+#[test]
+fn check_counts_and_says_what_differs_first() {
+    let out = mmlab(&["run", &data("fault_64kb.scn"), "--check", "--memory", "16M"]);
+    assert_eq!((out.status.code(), text(&out.stdout)), (Some(0), "1 passed, 0 failed\n"));
+
+    let dir = folder("differs");
+    let scenario = "mmap p0 a 4 anon rw private\nwrite p0 a 1\nfaults p0\n";
+    let golden = r#"{"line":3,"op":"faults","p":"p0","min":3,"maj":0,"gup_min":0,"gup_maj":0,"minat":{"a":[[0,4]]}}"#;
+    fs::write(dir.join("bad.scn"), scenario).expect("scenario");
+    fs::write(dir.join("golden/bad.json"), golden).expect("golden");
+    fs::write(dir.join("good.scn"), scenario).expect("scenario");
+    fs::write(dir.join("golden/good.json"), golden.replace("\"min\":3", "\"min\":4"))
+        .expect("golden");
+    let dir = dir.display().to_string();
+    let out = mmlab(&["run", &dir, "--check", "--memory", "16M"]);
+    assert_eq!(out.status.code(), Some(1));
+    assert_eq!(
+        text(&out.stdout),
+        "bad: line 3: faults min: expected 3, got 4\n1 passed, 1 failed\n"
+    );
+    // Not compared: the content is the same.
+    let out = mmlab(&["run", &dir, "--check", "--memory", "16M", "--policy", "best"]);
+    assert_eq!((out.status.code(), text(&out.stdout)), (Some(0), "2 passed, 0 failed\n"));
+}
+
+#[test]
+fn what_is_not_built_is_named_and_counts_as_failed() {
+    let dir = folder("not-built");
+    fs::write(dir.join("s.scn"), "note before\nswap 4M\n").expect("scenario");
+    fs::write(dir.join("golden/s.json"), r#"{"line":1,"op":"note","text":"before"}"#)
+        .expect("golden");
+    let path = dir.join("s.scn").display().to_string();
+    let out = mmlab(&["run", &path, "--check", "--memory", "16M"]);
+    assert_eq!(out.status.code(), Some(1));
+    let expected = format!("s: operation `swap` is not built yet ({path}:2)\n0 passed, 1 failed\n");
+    assert_eq!(text(&out.stdout), expected);
+    let out = mmlab(&["run", &path, "--memory", "16M"]);
+    assert_eq!(out.status.code(), Some(1));
+    assert_eq!(text(&out.stdout), "{\"line\":1,\"op\":\"note\",\"text\":\"before\"}\n");
+    assert!(text(&out.stderr).contains("operation `swap` is not built yet"));
+}
+
+#[test]
+fn bad_arguments() {
+    let s = &data("fault_64kb.scn");
+    assert_bad_input(&["run", s, "--arch", "vax"], &["vax", "x86_64"]);
+    assert_bad_input(&["run", s, "--policy", "linux"], &["linux", "linux-6.18", "series"]);
+    assert_bad_input(&["run", s, "--memory", "lots"], &["lots"]);
+    assert_bad_input(&["run", s, "--memory", "0"], &["0 bytes"]);
+    assert_bad_input(&["run", s, "--memory", "4097"], &["4097 bytes"]);
+    assert_bad_input(&["run", s, "--memory", "65G"], &["bytes"]);
+    assert_bad_input(&["run"], &["FILE|DIR"]);
+    assert_bad_input(&["walk"], &["walk"]);
+    assert_bad_input(&["run", "no-such.scn"], &["no-such.scn"]);
+}
+
+#[test]
+fn bad_scenarios() {
+    let dir = folder("bad");
+    let run = |name: &str, scenario: &str, says: &[&str], more: &[&str]| {
+        let path = dir.join(name).display().to_string();
+        fs::write(&path, scenario).expect("scenario");
+        let mut args = vec!["run", path.as_str()];
+        args.extend(more);
+        assert_bad_input(&args, says);
+    };
+    run("op.scn", "# first\nfly p0\n", &["op.scn:2:", "fly"], &[]);
+    run("word.scn", "mmap p0 a 4 anon rw sideways\n", &["word.scn:1:", "sideways"], &[]);
+    run("count.scn", "mmap p0 a 0 anon rw private\n", &["count.scn:1:"], &[]);
+    run("range.scn", "mmap p0 a 4 anon rw private\nread p0 a:3+9999999\n", &["range.scn:2:"], &[]);
+    fs::write(dir.join("golden/big.json"), "").expect("golden");
+    run(
+        "big.scn",
+        "note first\nmmap p0 a 4097 anon rw private\n",
+        &["big.scn:2:", "4097 pages", "4096"],
+        &["--check", "--memory", "16M"],
+    );
+    let path = dir.join("golden/none.json").display().to_string();
+    run("none.scn", "note x\n", &[&path, "no such golden file"], &["--check", "--memory", "16M"]);
+    fs::write(dir.join("golden/json.json"), "{\"line\":1}\n").expect("golden");
+    run("json.scn", "note x\n", &["json.json", "line 1"], &["--check", "--memory", "16M"]);
+}
