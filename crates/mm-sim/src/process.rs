@@ -4,13 +4,16 @@ use crate::events::{EventCounts, Events};
 use crate::{Host, PageFault};
 use mm_arch::{AccessKind, Arch, Tlb, VirtAddr};
 use mm_fault::{FaultFlags, FaultOutcome, FaultSignal, handle_fault};
+use mm_pgtable::TableSpace;
+use mm_sync::Quiescence;
 use mm_vma::Mm;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A process. Dropping it is its exit: everything is unmapped.
 ///
-/// Pins that it took are values of their own ([`Pinned`](crate::Pinned)).
+/// Pins that it took are values of their own ([`Pinned`](crate::Pinned)). Who drops a
+/// process holds no quiescence guard: the exit waits for lockless walkers.
 pub struct Process<A: Arch, O: Events = EventCounts> {
     mm: Arc<Mm<Host<A, O>>>,
     cpu: usize,
@@ -155,6 +158,8 @@ impl<A: Arch, O: Events> Drop for Process<A, O> {
         // The root and what hangs below go without a gather; nobody may walk
         // them any more, nor a later space of the same number find them cached.
         host.cpus().flush_space(self.mm.tables().id());
+        // Tables that wait for walkers hold the machine alive: let them go now.
+        host.epochs().synchronize();
     }
 }
 

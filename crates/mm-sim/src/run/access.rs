@@ -40,12 +40,7 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
         })
     }
     /// Loads by the process, in order, until one fails.
-    fn loads(
-        &self,
-        proc: ProcId,
-        range: Range,
-        order: TouchOrder,
-    ) -> Result<Loads, RunError> {
+    fn loads(&self, proc: ProcId, range: Range, order: TouchOrder) -> Result<Loads, RunError> {
         let process = &self.proc(proc)?.process;
         let touches = (0..).zip(range.in_order(order));
         Ok(touches
