@@ -8,7 +8,7 @@
 //! Crates between this one and a test may keep state of their own in the
 //! machine: see [`ModelConfig::extension`].
 
-use crate::{Event, Observer, Platform};
+use crate::{Event, Interrupt, Observer, Platform};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -16,7 +16,7 @@ use core::any::Any;
 use core::ptr::NonNull;
 // Counting and content take part in no protocol: a model checker need not
 // explore them.
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use mm_arch::{Arch, Level, Pfn, TableFrame};
 use mm_folio::{AllocError, FolioSource, FolioSpace, FrameBytes, MemMap, MmIds};
 use mm_pgtable::slab::{CountingTlb, Slab};
@@ -104,6 +104,22 @@ impl Observer for EventCounts {
     }
 }
 
+/// A fatal signal, pending or not as a test says.
+#[derive(Debug, Default)]
+pub struct ModelSignal(AtomicBool);
+
+impl ModelSignal {
+    /// Makes the signal pending, or takes it back.
+    pub fn set_pending(&self, pending: bool) {
+        self.0.store(pending, Relaxed);
+    }
+}
+impl Interrupt for ModelSignal {
+    fn is_fatal_signal_pending(&self) -> bool {
+        self.0.load(Relaxed)
+    }
+}
+
 /// Frames, handed out first fit.
 #[derive(Debug)]
 pub struct ModelFrames {
@@ -181,6 +197,7 @@ struct Parts<A: Arch> {
     words_per_frame: usize,
     events: EventCounts,
     ids: MmIds<DefaultLock>,
+    signal: ModelSignal,
     failures: Arc<FailureInjector>,
     zero_page: Pfn,
     huge_zero: Option<Pfn>,
@@ -243,6 +260,7 @@ impl<A: Arch> ModelPlatform<A> {
             words_per_frame: words,
             events: EventCounts::default(),
             ids: MmIds::new(),
+            signal: ModelSignal::default(),
             failures,
             zero_page,
             huge_zero,
@@ -329,7 +347,7 @@ impl<A: Arch> Platform for ModelPlatform<A> {
     type MmapLock = DefaultRwLock;
     type Bytes = Self;
     type Observer = EventCounts;
-    type Interrupt = ();
+    type Interrupt = ModelSignal;
 
     fn memmap(&self) -> &MemMap<Self> {
         &self.0.memmap
@@ -340,8 +358,8 @@ impl<A: Arch> Platform for ModelPlatform<A> {
     fn observer(&self) -> &EventCounts {
         &self.0.events
     }
-    fn interrupt(&self) -> &() {
-        &()
+    fn interrupt(&self) -> &ModelSignal {
+        &self.0.signal
     }
     fn mm_ids(&self) -> &MmIds<DefaultLock> {
         &self.0.ids
