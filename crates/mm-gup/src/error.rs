@@ -22,7 +22,7 @@ pub enum GupErrorKind {
     NoFolio,
     /// A fatal signal is pending.
     Interrupted,
-    /// The lock could not be taken again.
+    /// The page is not there at once, and the caller does not wait for it.
     Again,
 }
 
@@ -68,7 +68,7 @@ impl fmt::Display for GupError {
             GupErrorKind::NotSupported => "mapping does not support this pin",
             GupErrorKind::NoFolio => "frame without a folio",
             GupErrorKind::Interrupted => "fatal signal pending",
-            GupErrorKind::Again => "lock could not be taken again",
+            GupErrorKind::Again => "fault would have to wait",
         };
         write!(f, "{} at {}: {why}", self.errno(), self.va)
     }

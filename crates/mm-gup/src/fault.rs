@@ -18,6 +18,8 @@ bitflags::bitflags! {
         const ALLOW_RETRY = 8;
         /// This is the retry.
         const TRIED = 16;
+        /// With `ALLOW_RETRY`: do not wait, and keep the lock.
+        const NOWAIT = 32;
     }
 }
 
@@ -40,6 +42,8 @@ pub enum Resolved<'m, P: Platform> {
     Done(MmRead<'m, P>),
     /// The handler dropped the lock; take it again and look again.
     LockDropped,
+    /// Not resolved without waiting, and `NOWAIT` was given.
+    WouldWait(MmRead<'m, P>),
     /// Not resolved.
     Failed(MmRead<'m, P>, FaultError),
 }

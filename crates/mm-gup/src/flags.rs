@@ -21,11 +21,13 @@ bitflags::bitflags! {
         const ANON = 1 << 7;
         /// The pin has no bound in time.
         const LONGTERM = 1 << 8;
-        /// Split a huge PMD first.
+        /// Split a huge PMD first. Not supported here: whoever wants that splits it
+        /// (the reverse map knows how) and asks again.
         const SPLIT_PMD = 1 << 9;
         /// Peer-to-peer pages are welcome.
         const PCI_P2PDMA = 1 << 10;
-        /// Give up on any signal, not only a fatal one.
+        /// Give up on any signal, not only a fatal one, where the platform tells them
+        /// apart (it does not: see [`Interrupt`](mm_vma::Interrupt)).
         const INTERRUPTIBLE = 1 << 11;
         /// Take NUMA hint faults.
         const HONOR_NUMA_FAULT = 1 << 12;

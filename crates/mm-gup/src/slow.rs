@@ -158,10 +158,12 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         fault.set(GupFault::UNSHARE, unshare);
         fault.set(GupFault::REMOTE, self.flags.contains(GupFlags::REMOTE));
         fault.set(GupFault::TRIED, tried);
+        fault.set(GupFault::NOWAIT, self.flags.contains(GupFlags::NOWAIT));
         self.observer.event(Event::GupFaults, 1);
         match self.handler.resolve(vmas, at, fault) {
             Resolved::Done(vmas) => Ok(Some(vmas)),
             Resolved::LockDropped => Ok(None),
+            Resolved::WouldWait(_) => Err(GupErrorKind::Again),
             Resolved::Failed(_, e) => Err(match e {
                 FaultError::NoMemory => GupErrorKind::NoMemory,
                 FaultError::Poisoned if self.flags.contains(GupFlags::HWPOISON) => {
@@ -184,9 +186,9 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         self.observer.event(Event::Walks, 1);
         let stopped = match self.mm.tables().lock_entry(vmas.stay(), at) {
             LockedEntry::Hole => self.hole(),
-            LockedEntry::Huge(pmd) => {
+            LockedEntry::Huge(mut pmd) => {
                 self.observer.event(Event::Locks, 1);
-                self.huge::<K>(&pmd, vma, at, want, &mut buf)
+                self.huge::<K>(&mut pmd, vma, at, want, &mut buf)
             }
             LockedEntry::Table(table) => {
                 self.observer.event(Event::Locks, 1);
@@ -330,10 +332,20 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         folio.set_flag(FolioFlags::REFERENCED);
     }
 
+    /// A leaf above PTE level keeps the note itself (rule GUPS-11a).
+    fn touch_leaf(&self, pmd: &mut LockedPmd<'_, P>) {
+        if !self.flags.contains(GupFlags::TOUCH) {
+            return;
+        }
+        let e = pmd.entry().mkyoung();
+        let write = self.flags.contains(GupFlags::WRITE);
+        pmd.set_access_flags(if write { e.mkdirty() } else { e });
+    }
+
     /// A PMD leaf (rule GUPS-11a).
     fn huge<K: RefKind>(
         &self,
-        pmd: &LockedPmd<'_, P>,
+        pmd: &mut LockedPmd<'_, P>,
         vma: &Vma,
         at: VirtAddr,
         want: usize,
@@ -345,6 +357,9 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
             || entry.is_protnone(Level::Pmd) && !self.may_follow_protnone(vma)
         {
             return Followed::NotMapped;
+        }
+        if self.flags.contains(GupFlags::SPLIT_PMD) {
+            return Followed::Error(GupErrorKind::NotSupported);
         }
         let map = self.mm.platform().memmap();
         let head = entry.pfn(Level::Pmd);
@@ -370,7 +385,7 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         let n = left.min(want);
         match self.grab::<K>(folio, head.add(offset), n, buf) {
             Ok(()) => {
-                self.touch(folio, entry.is_dirty());
+                self.touch_leaf(pmd);
                 Followed::Pages(n)
             }
             Err(stop) => stop,
