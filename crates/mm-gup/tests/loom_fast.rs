@@ -1,0 +1,432 @@
+//! Models of the races of the lockless walk, on the production code: the walk
+//! itself, the tables, the memory map and the sequence count. One test per race;
+//! the mutants bring the race back.
+//!
+//! | race | threads | test |
+//! |---|---|---|
+//! | P-RACE-01, P-RACE-17 | get or pin; zap, free, allocate | `a_page_is_not_somebody_elses`, `a_run_is_not_somebody_elses` |
+//! | P-RACE-04, P-RACE-18, P-RACE-31 | pin; share a page | `a_pinned_page_is_not_shared`, `a_pinned_run_is_not_shared` |
+//! | P-RACE-03 | pin; fork | `a_pinned_page_is_not_forked` |
+//! | P-RACE-02 | get; free the table | `a_table_is_not_freed_under_a_walk` |
+//! | P-RACE-05 | get; detach the table, count references | `a_referenced_page_is_not_collapsed` |
+//!
+//! Sites on this path that no model here can tell from `Relaxed`, and why:
+//!
+//! * `word.read` and `scan.rmb`: either of the two orders the look at the
+//!   exclusive marks behind the look at the entry; both together are caught.
+//! * `seq.retry.rmb`: the full barrier behind the last pin orders as much. It
+//!   stands for walks that end without a pin, which have nothing to lose.
+//! * `folio.get`: the full barrier behind the grab orders as much; together with
+//!   `gup.get.mb` it is caught.
+//! * `share.wmb`: these formats store entries with release, `word.store`; both
+//!   together are caught.
+//! * `gup.pin.mb` against a fork of a *small* folio: fork's own reference is a
+//!   read-modify-write of the very word that the pin is in, behind fork's full
+//!   barrier. `folio.get` orders as much there; a large folio's pins have a word
+//!   of their own, and the barrier is needed.
+#![cfg(loom)]
+
+use core::num::NonZeroU32;
+use mm_arch::model::{ModelCont, ModelPair, ModelWord};
+use mm_arch::{Arch, Entry, Level, Live, Pfn, Protection, SpaceId, VirtAddr, VirtRange, WriteKind};
+use mm_folio::{
+    AllocError, AnonId, Exclusivity, FolioRef, FolioRun, FolioSource, FolioSpace, Get, HasPinned,
+    MemMap, MmId, Pin, RefKind,
+};
+use mm_gup::{FastPolicy, GupFlags, Pages, fast::Walk, put_pages, unpin_pages};
+use mm_pgtable::slab::{SlabSpace, slab_space};
+use mm_pgtable::{Gather, PageTables, TableSpace, TablesStay};
+use mm_sync::atomic::{AtomicU32, Ordering::*};
+use mm_sync::model::{Bounds, caught, holds_with};
+use mm_sync::thread::spawn;
+use mm_sync::{SeqCount, fence};
+use std::sync::Arc;
+
+/// Frames with a bit in the high word of a two-word entry, so that an entry
+/// read half and half names no page.
+const FIRST: Pfn = Pfn::new(0x10_0000);
+const WRITE: GupFlags = GupFlags::WRITE;
+const READ: GupFlags = GupFlags::empty();
+use FastPolicy::{Page, Run};
+
+/// Frames for one folio.
+struct Frames {
+    free: AtomicU32,
+    /// How often they were handed out.
+    lives: AtomicU32,
+}
+impl FolioSource for Frames {
+    fn alloc(&self, _: u32) -> Result<Pfn, AllocError> {
+        self.free.compare_exchange(1, 0, Acquire, Relaxed).map_err(|_| AllocError)?;
+        self.lives.fetch_add(1, Relaxed);
+        Ok(FIRST)
+    }
+    fn free(&self, _: Pfn, _: u32) {
+        assert_eq!(self.free.swap(1, Release), 0, "freed twice");
+    }
+}
+
+struct Space<A: Arch>(SlabSpace<A>);
+impl<A: Arch> Clone for Space<A> {
+    fn clone(&self) -> Self {
+        Space(self.0.clone())
+    }
+}
+impl<A: Arch> TableSpace for Space<A> {
+    type Arch = A;
+    type PtLock = <SlabSpace<A> as TableSpace>::PtLock;
+    type Epochs = <SlabSpace<A> as TableSpace>::Epochs;
+    type Tables = <SlabSpace<A> as TableSpace>::Tables;
+    type Tlb = <SlabSpace<A> as TableSpace>::Tlb;
+    fn tables(&self) -> &Self::Tables {
+        self.0.tables()
+    }
+    fn epochs(&self) -> &Self::Epochs {
+        self.0.epochs()
+    }
+    fn tlb(&self) -> &Self::Tlb {
+        self.0.tlb()
+    }
+}
+impl<A: Arch> FolioSpace for Space<A> {
+    type Source = Frames;
+    type FolioLock = mm_sync::DefaultLock;
+}
+
+/// An address space with one table, which maps the pages of one folio.
+struct World<A: Arch> {
+    tables: PageTables<Space<A>>,
+    map: MemMap<Space<A>>,
+    seq: SeqCount,
+    order: u32,
+}
+
+fn mm(id: u32) -> MmId {
+    MmId::new(id).expect("in range")
+}
+fn nz(n: u32) -> NonZeroU32 {
+    NonZeroU32::new(n).expect("not zero")
+}
+/// No table is freed but by the thread that says so, which takes no lock of it.
+fn stay<'a>() -> TablesStay<'a> {
+    // SAFETY: see above.
+    unsafe { TablesStay::new() }
+}
+const START: VirtAddr = VirtAddr::new(0);
+
+/// A new exclusive anonymous folio of `order`, mapped from address 0 on.
+fn world<A: Arch>(order: u32, writable: bool) -> Arc<World<A>> {
+    let nr = 1 << order;
+    let frames = Frames { free: AtomicU32::new(1), lives: AtomicU32::new(0) };
+    let map = MemMap::with_pincount_from(FIRST, u64::from(nr), frames, A::PINCOUNT_MIN_ORDER);
+    let map = map.expect("memory");
+    let tables = PageTables::new(Space(slab_space(2)), SpaceId(1)).expect("root");
+    let mut new = map.alloc(order).expect("frames");
+    if nr > 1 {
+        new.grow(nr - 1).expect("room");
+    }
+    let folio = new.hand_over();
+    if order == 1 {
+        // Anonymous folios are of order 0 or from order 2 on.
+        folio.add_file_ptes(0, nz(nr), mm(1));
+    } else {
+        folio.set_anon(AnonId(1), 0);
+        folio.add_new_anon(mm(1), Level::Pte, Exclusivity::Exclusive);
+    }
+    let e = A::Entry::leaf(FIRST, A::prot(Protection::private_read_write()), Level::Pte);
+    let e = if writable { e.mkdirty().mkwrite(WriteKind::Normal) } else { e };
+    let ensured = tables.ensure_table(stay(), START).expect("memory");
+    ensured.table().expect("no leaf").fill(0, nr as usize, e);
+    Arc::new(World { tables, map, seq: SeqCount::new(), order })
+}
+
+impl<A: Arch> World<A> {
+    fn nr(&self) -> usize {
+        1 << self.order
+    }
+    fn take<K: RefKind>(&self, policy: FastPolicy, n: usize, flags: GupFlags) -> Vec<Pfn> {
+        let walk = Walk {
+            tables: &self.tables,
+            map: &self.map,
+            write_protect_seq: &self.seq,
+            observer: &(),
+        };
+        let mut out = [Pfn::new(0); 4];
+        let got = walk.take::<K>(policy, START, n, flags, &mut Pages::new(&mut out[..n]));
+        out[..got].to_vec()
+    }
+    /// Unmaps all pages and gives their references back, as zapping does.
+    fn zap(&self, free_table: bool) {
+        let mut gather: Gather<'_, Space<A>, FolioRef<'_, Space<A>, Get>> =
+            Gather::new(&self.tables);
+        let mut table = self.tables.lock_table(stay(), START).expect("there");
+        table.take_each::<Live>(0, self.nr(), gather.owed(), |_, _| ());
+        let n = self.nr() as u32;
+        self.map.folio(FIRST).remove_ptes(0, nz(n), mm(1));
+        gather.park(self.map.adopt_run(FolioRun::new(FIRST, 0, n)));
+        drop(table);
+        if free_table {
+            let range = VirtRange::units(START, n.into(), A::PAGE_SHIFT).expect("range");
+            // SAFETY: no locked walker but this thread, no reverse map.
+            unsafe { self.tables.free_empty_tables(range, &mut gather) };
+        }
+        gather.finish();
+    }
+    /// Takes the page's exclusive mark away, as migration, swap-out and merging do.
+    fn share(&self, index: usize) -> bool {
+        let mut table = self.tables.lock_table(stay(), START).expect("there");
+        let mut owed = self.tables.tlb().obligation();
+        let e = table.take(index, &mut owed);
+        let shared = self.map.folio(FIRST).try_share_anon_pte(index as u32).is_ok();
+        table.set(index, if shared { e.wrprotect() } else { e });
+        drop(table);
+        owed.now();
+        shared
+    }
+    /// Maps all pages into a child, as fork does with a run; whether they are shared.
+    fn fork(&self) -> bool {
+        let n = nz(self.nr() as u32);
+        let mut owed = self.tables.tlb().obligation();
+        self.seq.write_begin();
+        let mut table = self.tables.lock_table(stay(), START).expect("there");
+        let refs = self.map.folio(FIRST).grab::<Get>(n.get()).expect("room");
+        let shared = refs.folio().try_dup_anon_ptes(0, n, mm(2), HasPinned::Maybe).is_ok();
+        if shared {
+            refs.hand_over();
+            table.wrprotect(0, self.nr(), &mut owed);
+        }
+        drop(table);
+        self.seq.write_end();
+        owed.now();
+        shared
+    }
+    /// Cuts the table off and takes the pages if nobody else holds them; whether.
+    fn collapse(&self) -> bool {
+        let mut pmd = self.tables.lock_pmd(stay(), START).expect("there");
+        let mut owed = self.tables.tlb().obligation();
+        let table = pmd.swap(A::Entry::NONE, &mut owed);
+        // Stands for the flush, which interrupts every walker.
+        fence!("collapse.mb", SeqCst);
+        owed.already_done();
+        let folio = self.map.folio(FIRST);
+        let alone = folio.counts_locked(|c| c.refs == c.mapcount as i32);
+        if alone {
+            self.map.content(FIRST).retired();
+        } else {
+            let mut owed = self.tables.tlb().obligation();
+            pmd.swap(table, &mut owed);
+            owed.already_done();
+        }
+        alone
+    }
+    fn give_back<K: RefKind>(&self, pages: &[Pfn]) {
+        if K::PINS { unpin_pages(&self.map, pages) } else { put_pages(&self.map, pages) }
+    }
+    /// References and pins beside those of the mappings.
+    fn extra(&self) -> (i32, u32) {
+        let folio = self.map.folio(FIRST);
+        (folio.refcount() - folio.mapcount() as i32, folio.pincount())
+    }
+}
+
+/// Every mutant of the list must be found in `model`, which holds without.
+fn race(name: &str, model: impl Fn() + Copy + Send + Sync + 'static, mutants: &[&'static str]) {
+    holds_with(name, Bounds::at_most(3), model);
+    for mutant in mutants {
+        caught(name, mutant, model);
+    }
+}
+fn holds(name: &str, model: impl Fn() + Copy + Send + Sync + 'static) {
+    race(name, model, &[]);
+}
+
+/// One thread takes pages, another unmaps them and allocates the folio again.
+fn zap_and_realloc<A: Arch, K: RefKind>(order: u32, policy: FastPolicy) {
+    let w = world::<A>(order, true);
+    let walker = spawn({
+        let w = w.clone();
+        move || {
+            let got = w.take::<K>(policy, w.nr(), WRITE);
+            for page in &got {
+                w.map.content(*page).used();
+                assert_eq!(w.map.source().lives.load(Relaxed), 1, "a page of somebody else");
+            }
+            w.give_back::<K>(&got);
+        }
+    });
+    w.zap(false);
+    let new = w.map.alloc(order).map(|new| new.hand_over());
+    walker.join().expect("joins");
+    // The walker was the last, or the folio has another life.
+    if new.is_ok() {
+        assert_eq!(w.extra(), (1, 0), "references of the new owner");
+    } else {
+        assert_eq!(w.map.source().free.load(Relaxed), 1, "leaked");
+    }
+    assert_eq!(w.map.stats().bad_frees.get(), 0);
+}
+
+/// Rules: GUPF-11, GUPF-12, P-RACE-01, F-RACE-38.
+#[test]
+fn a_page_is_not_somebody_elses() {
+    type W = ModelWord<4>;
+    let mutants =
+        &["gup.no_pte_recheck", "folio.get.not_unless_zero", "folio.put", "folio.get+gup.get.mb"];
+    race("get vs zap", || zap_and_realloc::<W, Get>(0, Page), mutants);
+    race("get vs zap, run policy", || zap_and_realloc::<W, Get>(0, Run), &["gup.no_pte_recheck"]);
+    race("pin vs zap", || zap_and_realloc::<W, Pin>(0, Page), &["gup.no_pte_recheck"]);
+}
+
+/// Rules: GUPF-16, GUPF-18, GUPF-20, P-RACE-01, P-RACE-17.
+#[test]
+fn a_run_is_not_somebody_elses() {
+    type W = ModelWord<4>;
+    let mutants = &["gup.no_pte_recheck", "folio.put"];
+    race("get vs zap, run of 2", || zap_and_realloc::<W, Get>(1, Run), mutants);
+    race("get vs zap, 2 by page", || zap_and_realloc::<W, Get>(1, Page), &["gup.no_pte_recheck"]);
+    race("pin vs zap, run of 2", || zap_and_realloc::<W, Pin>(1, Run), &["gup.no_pte_recheck"]);
+    holds("get vs zap, run of 4", || zap_and_realloc::<W, Get>(2, Run));
+}
+
+/// The same on entries of two words.
+///
+/// Rules: GUPF-11, GUPF-16, PAE-06, P-RACE-01.
+#[test]
+fn a_page_is_not_somebody_elses_in_two_words() {
+    type P = ModelPair<4>;
+    race("pair, get vs zap", || zap_and_realloc::<P, Get>(0, Page), &["gup.no_pte_recheck"]);
+    holds("pair, get vs zap, run of 2", || zap_and_realloc::<P, Get>(1, Run));
+}
+
+/// One thread pins from page 0 on, another takes away the mark of page `at`.
+fn pin_and_share<A: Arch>(order: u32, writable: bool, at: usize, policy: FastPolicy) {
+    let w = world::<A>(order, writable);
+    let flags = if writable { WRITE } else { READ };
+    let pinner = spawn({
+        let w = w.clone();
+        move || w.take::<Pin>(policy, at + 1, flags)
+    });
+    let shared = w.share(at);
+    let got = pinner.join().expect("joins");
+    assert!(!(shared && got.len() > at), "shared while pinned");
+    w.give_back::<Pin>(&got);
+    assert_eq!(w.extra(), (0, 0));
+}
+
+/// Rules: GUPF-12, GUPS-24, RMAP-19, P-RACE-04.
+#[test]
+fn a_pinned_page_is_not_shared() {
+    type W = ModelWord<4>;
+    let mutants = &["gup.pin.mb", "share.mb", "gup.no_pte_recheck"];
+    race("pin W vs share", || pin_and_share::<W>(0, true, 0, Page), mutants);
+    let mutants = &["gup.pin.mb", "share.mb", "share.wmb+word.store", "word.read"];
+    race("pin R vs share", || pin_and_share::<W>(0, false, 0, Page), mutants);
+    holds("pin W vs share, one of a large folio", || pin_and_share::<W>(2, true, 0, Page));
+}
+
+/// Rules: GUPF-16, GUPF-17, GUPF-20, GUPF-21, GUPS-25, P-RACE-17, P-RACE-18,
+/// P-RACE-31.
+#[test]
+fn a_pinned_run_is_not_shared() {
+    type W = ModelWord<4>;
+    let mutants = &["gup.pin.mb", "share.mb", "gup.batch.scan_first", "gup.batch.ignore_write"];
+    race("pin W vs share, tail of a run", || pin_and_share::<W>(2, true, 1, Run), mutants);
+    let mutants = &["gup.excl.head_only", "share.wmb+word.store", "scan.rmb+word.read"];
+    race("pin R vs share, tail of a run", || pin_and_share::<W>(2, false, 1, Run), mutants);
+    holds("pin W vs share, second page", || pin_and_share::<W>(2, true, 1, Page));
+    holds("pin R vs share, second page", || pin_and_share::<W>(2, false, 1, Page));
+}
+
+/// The same on entries of two words and on blocks.
+///
+/// Rules: GUPF-16, GUPF-20, PAE-06, CONT-10, P-RACE-17.
+#[test]
+fn a_pinned_run_is_not_shared_on_other_formats() {
+    type P = ModelPair<4>;
+    let mutants = &["gup.batch.scan_first"];
+    race("pair, pin W vs share, tail", || pin_and_share::<P>(2, true, 1, Run), mutants);
+    type C = ModelCont<4, 2>;
+    race("cont, pin W vs share, tail", || pin_and_share::<C>(2, true, 1, Run), mutants);
+}
+
+/// One thread pins all pages but gives up if a fork came in, another forks.
+fn pin_and_fork<A: Arch>(order: u32, policy: FastPolicy) {
+    let w = world::<A>(order, true);
+    let pinner = spawn({
+        let w = w.clone();
+        move || w.take::<Pin>(policy, w.nr(), WRITE)
+    });
+    let shared = w.fork();
+    let got = pinner.join().expect("joins");
+    assert!(!(shared && !got.is_empty()), "the child shares a pinned page");
+    w.give_back::<Pin>(&got);
+    assert_eq!(w.extra(), (0, 0));
+    let stats = w.map.stats();
+    assert_eq!(stats.foll_pin_acquired.get(), stats.foll_pin_released.get());
+}
+
+/// Rules: GUPF-05, GUPF-15, RMAP-10, P-RACE-03, F-RACE-01.
+#[test]
+fn a_pinned_page_is_not_forked() {
+    type W = ModelWord<4>;
+    let mutants = &["seq.write.mb", "gup.seq.no_check", "gup.pin.mb+folio.get+seq.retry.rmb"];
+    race("pin vs fork", || pin_and_fork::<W>(0, Page), mutants);
+    let mutants = &["seq.write.mb", "gup.seq.no_check", "gup.pin.mb"];
+    race("pin vs fork, run of 4", || pin_and_fork::<W>(2, Run), mutants);
+    race("pin vs fork, 4 by page", || pin_and_fork::<W>(2, Page), &["gup.seq.no_check"]);
+    holds("pin vs fork, pair", || pin_and_fork::<ModelPair<4>>(0, Page));
+}
+
+/// Rules: GUPF-06, GUPF-12, P-RACE-02.
+#[test]
+fn a_table_is_not_freed_under_a_walk() {
+    fn model<A: Arch>(policy: FastPolicy) {
+        let w = world::<A>(0, true);
+        let walker = spawn({
+            let w = w.clone();
+            move || {
+                let got = w.take::<Get>(policy, 1, READ);
+                w.give_back::<Get>(&got);
+            }
+        });
+        w.zap(true);
+        walker.join().expect("joins");
+        assert_eq!(w.map.alive().count(), 0);
+    }
+    let mutants = &[
+        "table.free_now",
+        "quiescence.no_wait",
+        "quiescence.pin.mb",
+        "quiescence.sync.mb",
+        "quiescence.unpin",
+        "quiescence.sync",
+    ];
+    race("get vs table free", || model::<ModelWord<4>>(Page), mutants);
+    race("get vs table free, pair", || model::<ModelPair<4>>(Run), &["table.free_now"]);
+}
+
+/// Rules: GUPF-12, GUPF-20, P-RACE-05.
+#[test]
+fn a_referenced_page_is_not_collapsed() {
+    fn model(order: u32, policy: FastPolicy) {
+        let w = world::<ModelWord<4>>(order, true);
+        let walker = spawn({
+            let w = w.clone();
+            move || {
+                let got = w.take::<Get>(policy, w.nr(), READ);
+                if !got.is_empty() {
+                    w.map.content(FIRST).used();
+                }
+                got
+            }
+        });
+        let collapsed = w.collapse();
+        let got = walker.join().expect("joins");
+        assert!(!(collapsed && !got.is_empty()), "collapsed a referenced page");
+        w.give_back::<Get>(&got);
+        assert_eq!(w.extra(), (0, 0));
+    }
+    let mutants = &["gup.get.mb", "collapse.mb", "gup.no_pmd_recheck"];
+    race("get vs collapse", || model(0, Page), mutants);
+    race("get vs collapse, run of 4", || model(2, Run), &["gup.no_pmd_recheck"]);
+}
