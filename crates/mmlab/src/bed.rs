@@ -91,6 +91,9 @@ impl<O: Events> Bed<O> {
         mut policy: Policy,
     ) -> Result<Self, String> {
         if let Some(size) = size {
+            if !bytes.is_multiple_of(PAGE << size.order()) {
+                return Err(format!("{bytes} bytes cannot be filled with {} folios", size.name()));
+            }
             let thp = ThpPolicy::new(9).with_global(ThpMode::Madvise);
             let thp = thp.with_order(9, OrderMode::Never);
             policy.fault.thp = thp.with_order(size.order(), OrderMode::Madvise);

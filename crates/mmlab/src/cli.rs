@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use mm_sim::Preset;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 /// Memory management in user space: scenarios, benchmarks, tables.
@@ -31,6 +32,17 @@ pub const BAD_INPUT: u8 = 2;
 pub fn bad_input(message: impl std::fmt::Display) -> ExitCode {
     eprintln!("mmlab: {message}");
     ExitCode::from(BAD_INPUT)
+}
+
+/// Prints one line to standard output. Where it cannot, the program ends with 1:
+/// in silence if nobody reads on, as in `mmlab … | head -1`.
+pub fn say(line: impl std::fmt::Display) {
+    if let Err(e) = writeln!(std::io::stdout(), "{line}") {
+        if e.kind() != ErrorKind::BrokenPipe {
+            eprintln!("mmlab: standard output: {e}");
+        }
+        std::process::exit(1);
+    }
 }
 
 /// What the argument parser has to say: help as it is, an error as one line.

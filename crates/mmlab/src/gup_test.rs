@@ -2,6 +2,7 @@
 //! BENCH-01..10).
 
 use crate::bed::{Bed, FolioSize};
+use crate::cli::say;
 use clap::{ArgGroup, Args};
 use mm_arch::{Pfn, VirtAddr};
 use mm_gup::{Gup, GupError, GupFlags, Pages, put_pages, unpin_pages};
@@ -80,7 +81,7 @@ pub struct GupTestArgs {
     #[arg(short = 'z')]
     untouched: bool,
     /// Page indexes for -c.
-    #[arg(value_name = "INDEX", value_parser = parse_flags)]
+    #[arg(value_name = "INDEX", value_parser = parse_flags, requires = "dump")]
     indexes: Vec<u32>,
     /// Fill the region with folios of this size.
     #[arg(long, conflicts_with_all = ["thp", "no_thp", "untouched"])]
@@ -298,31 +299,28 @@ fn run(args: &GupTestArgs) -> Result<(), String> {
 fn print(args: &GupTestArgs, mode: Mode, bed: &Bed<()>, pass: &Pass, counts: &EventCounts) {
     let bytes = pass.pages as u64 * PAGE;
     if args.json {
-        println!(
-            "{}",
-            json!({
-                "mode": mode.name(),
-                "policy": args.policy.name(),
-                "folio": args.folio.map(FolioSize::name),
-                "bytes": bytes,
-                "pages_per_call": args.pages_per_call,
-                "get_us": pass.get_us,
-                "put_us": pass.put_us,
-                "counts": {
-                    "entries_read": counts.entries_read.get(),
-                    "grabs": counts.grabs.get(),
-                    "atomics": counts.atomics.get(),
-                    "locks": counts.locks.get(),
-                    "walks": counts.walks.get(),
-                    "faults": counts.gup_faults.get(),
-                    "fills_under_lock": counts.fills_under_lock.get(),
-                },
-            })
-        );
+        say(json!({
+            "mode": mode.name(),
+            "policy": args.policy.name(),
+            "folio": args.folio.map(FolioSize::name),
+            "bytes": bytes,
+            "pages_per_call": args.pages_per_call,
+            "get_us": pass.get_us,
+            "put_us": pass.put_us,
+            "counts": {
+                "entries_read": counts.entries_read.get(),
+                "grabs": counts.grabs.get(),
+                "atomics": counts.atomics.get(),
+                "locks": counts.locks.get(),
+                "walks": counts.walks.get(),
+                "faults": counts.gup_faults.get(),
+                "fills_under_lock": counts.fills_under_lock.get(),
+            },
+        }));
         return;
     }
     match mode {
-        _ if mode.is_benchmark() => println!(
+        _ if mode.is_benchmark() => say(format_args!(
             "{}: get:{:.0} put:{:.0} us; {} grabs, {} atomics, {} walks, {} locks",
             mode.name(),
             pass.get_us,
@@ -331,19 +329,24 @@ fn print(args: &GupTestArgs, mode: Mode, bed: &Bed<()>, pass: &Pass, counts: &Ev
             counts.atomics.get(),
             counts.walks.get(),
             counts.locks.get(),
-        ),
-        _ => println!("{}: done", mode.name()),
+        )),
+        _ => say(format_args!("{}: done", mode.name())),
     }
     if bytes != bed.range.bytes() {
-        println!("truncated (size: {bytes})");
+        say(format_args!("truncated (size: {bytes})"));
     }
     for index in &args.indexes {
         match pass.held.get(*index as usize) {
             Some(pfn) => {
                 let folio = bed.machine.host().memmap().folio(*pfn);
-                println!("page {index} at {}: frame {pfn}, {folio:?}", page_va(bed, *index));
+                say(format_args!(
+                    "page {index} at {}: frame {pfn}, {folio:?}",
+                    page_va(bed, *index)
+                ));
             }
-            None => println!("page {index}: beyond the {} pages that were taken", pass.pages),
+            None => {
+                say(format_args!("page {index}: beyond the {} pages that were taken", pass.pages))
+            }
         }
     }
 }

@@ -8,13 +8,13 @@
 //! | `series` | whole-folio reuse, once that is built; mainline until then | everything |
 //! | `best`, `baseline` | mainline | content, errors, signals, events |
 
-use crate::cli::{self, ArchName};
+use crate::cli::{self, ArchName, say};
 use indicatif::{ProgressBar, ProgressStyle};
 use mm_scenario::corpus::{self, CorpusError, Entry};
 use mm_scenario::observe::Record;
 use mm_scenario::{Scenario, first_difference};
 use mm_sim::{MachineConfig, Preset, RunError, RunOptions, capabilities};
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -117,23 +117,14 @@ impl Lab {
 /// Prints every record as it is made.
 fn print(lab: &Lab, policy: Preset, scenarios: &[Scenario]) -> ExitCode {
     let mut failed = false;
-    let mut out = std::io::stdout().lock();
     for scenario in scenarios {
-        let mut closed = false;
-        let result = lab.run(scenario, policy, &mut |record| {
-            closed |= writeln!(out, "{}", record.to_json()).is_err();
-        });
-        match result {
+        match lab.run(scenario, policy, &mut |record| say(record.to_json())) {
             Ok(()) => {}
             Err(e) if e.is_bad_input() => return cli::bad_input(e),
             Err(e) => {
                 eprintln!("mmlab: {e}");
                 failed = true;
             }
-        }
-        if closed {
-            // Nobody reads on.
-            return ExitCode::FAILURE;
         }
     }
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
@@ -151,7 +142,7 @@ fn check(lab: &Lab, policy: Preset, entries: &[Entry], scenarios: &[Scenario]) -
             Ok(()) => passed += 1,
             Err(Failure::Differs(why)) => {
                 failed += 1;
-                bar.suspend(|| println!("{}: {why}", entry.name));
+                bar.suspend(|| say(format_args!("{}: {why}", entry.name)));
             }
             Err(Failure::BadInput(why)) => {
                 bar.finish_and_clear();
@@ -160,7 +151,7 @@ fn check(lab: &Lab, policy: Preset, entries: &[Entry], scenarios: &[Scenario]) -
         }
     }
     bar.finish_and_clear();
-    println!("{passed} passed, {failed} failed");
+    say(format_args!("{passed} passed, {failed} failed"));
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

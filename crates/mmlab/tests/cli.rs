@@ -92,8 +92,34 @@ fn bad_arguments() {
     assert_bad_input(&["run", s, "--memory", "4097"], &["4097 bytes"]);
     assert_bad_input(&["run", s, "--memory", "65G"], &["bytes"]);
     assert_bad_input(&["run"], &["FILE|DIR"]);
+    for option in ["-S", "-H", "-ffile"] {
+        assert_bad_input(&["gup-test", option], &[&option[..2], "not built yet"]);
+    }
+    assert_bad_input(&["gup-test", "-m", "3", "--folio", "2m-pmd"], &["2m-pmd"]);
+    assert_bad_input(&["gup-test", "7"], &["-c"]);
     assert_bad_input(&["walk"], &["walk"]);
     assert_bad_input(&["run", "no-such.scn"], &["no-such.scn"]);
+}
+
+/// As in `mmlab … | head -1`: no panic, nothing said.
+#[test]
+fn nobody_reads_the_output() {
+    let dir = folder("not-read");
+    fs::write(dir.join("s.scn"), "note x\n").expect("scenario");
+    fs::write(dir.join("golden/s.json"), "").expect("golden");
+    let s = dir.join("s.scn").display().to_string();
+    for args in [
+        &["run", &s, "--memory", "1M"][..],
+        &["run", &s, "--memory", "1M", "--check"],
+        &["gup-test", "-m", "1"],
+        &["gup-test", "-m", "1", "--json"],
+    ] {
+        let (reader, writer) = std::io::pipe().expect("pipe");
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mmlab"));
+        let out = command.args(args).stdout(writer).output().expect("mmlab starts");
+        assert_eq!((out.status.code(), text(&out.stderr)), (Some(1), ""), "{args:?}");
+    }
 }
 
 #[test]
@@ -110,6 +136,9 @@ fn bad_scenarios() {
     run("word.scn", "mmap p0 a 4 anon rw sideways\n", &["word.scn:1:", "sideways"], &[]);
     run("count.scn", "mmap p0 a 0 anon rw private\n", &["count.scn:1:"], &[]);
     run("range.scn", "mmap p0 a 4 anon rw private\nread p0 a:3+9999999\n", &["range.scn:2:"], &[]);
+    let path = dir.join("text.scn").display().to_string();
+    fs::write(&path, b"note x\nnote \xff\n").expect("scenario");
+    assert_bad_input(&["run", &path], &["text.scn:2:", "UTF-8"]);
     fs::write(dir.join("golden/big.json"), "").expect("golden");
     run(
         "big.scn",

@@ -7,6 +7,7 @@
 
 use super::reference::{Loop, Reference};
 use crate::bed::{Bed, FolioSize};
+use crate::cli::say;
 use crate::report::{Spread, progress};
 use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use mm_arch::Pfn;
@@ -186,7 +187,7 @@ fn print_json(cell: &Cell) {
             "counts_before": cell.before_counts,
             "counts_after": counts,
         });
-        println!("{line}");
+        say(line);
     }
 }
 
@@ -233,17 +234,17 @@ fn print_table(cells: &[Cell]) {
     for column in table.column_iter_mut().skip(3) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    println!(
+    say(format_args!(
         "GUP-fast, 256 MiB in one call, for writing (patch series 002). Before: {}.",
         BEFORE.name()
+    ));
+    say(
+        "Medians in µs (10th..90th percentile); `/loop`: multiple of the reference loop, same run:",
     );
-    println!(
-        "Medians in µs (10th..90th percentile); `/loop`: multiple of the reference loop, same run:"
+    say(
+        "one atomic per page for `before`, two per run for `after` (4k: one per page; 2m-pmd: one per leaf).",
     );
-    println!(
-        "one atomic per page for `before`, two per run for `after` (4k: one per page; 2m-pmd: one per leaf)."
-    );
-    println!("{table}");
+    say(table);
 }
 
 impl Cell {
