@@ -56,13 +56,21 @@ pub struct ManifestRow {
 /// A file that is there but cannot be used.
 #[derive(Debug, Error)]
 pub enum CorpusError {
-    /// It cannot be read, or is not UTF-8.
+    /// It cannot be read.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
         /// Why.
         source: io::Error,
+    },
+    /// It is not text.
+    #[error("{}:{line}: not UTF-8", path.display())]
+    NotText {
+        /// The file.
+        path: PathBuf,
+        /// The first line that is not UTF-8, from 1.
+        line: usize,
     },
     /// A row of the manifest has too few columns.
     #[error("{}:{line}: a manifest row has 5 columns", path.display())]
@@ -88,8 +96,7 @@ impl Entry {
     fn load_with(path: &Path, manifest: &[ManifestRow]) -> Result<Self, CorpusError> {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let golden = path.parent().unwrap_or(Path::new("")).join("golden");
-        let text = fs::read_to_string(path)
-            .map_err(|source| CorpusError::Io { path: path.to_owned(), source })?;
+        let text = read(path)?;
         Ok(Self {
             text,
             path: path.to_owned(),
@@ -139,11 +146,21 @@ pub fn load_dir(dir: &Path) -> Result<Vec<Entry>, CorpusError> {
     paths.iter().map(|path| Entry::load_with(path, &manifest)).collect()
 }
 
+fn read(path: &Path) -> Result<String, CorpusError> {
+    let bytes =
+        fs::read(path).map_err(|source| CorpusError::Io { path: path.to_owned(), source })?;
+    String::from_utf8(bytes).map_err(|error| {
+        let text = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = 1 + text.iter().filter(|byte| **byte == b'\n').count();
+        CorpusError::NotText { path: path.to_owned(), line }
+    })
+}
+
 fn read_if_there(path: &Path) -> Result<Option<String>, CorpusError> {
-    match fs::read_to_string(path) {
+    match read(path) {
         Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(CorpusError::Io { path: path.to_owned(), source }),
+        Err(CorpusError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
