@@ -309,6 +309,12 @@ impl<A: Arch> Process<A> {
                 let folio = map.folio(e.pfn(level));
                 let shared = i64::from(folio.refcount()) >= i64::from(folio.mapcount());
                 assert!(shared, "INV-1: {folio:?}");
+                if let Some((_, first)) = folio.anon() {
+                    let index = first + u64::from(folio.index_of(e.pfn(level)));
+                    // The mappings of these tests start at their own index.
+                    let aligned = page & !((1 << A::order(level)) - 1);
+                    assert_eq!(index, aligned, "linear index of page {page}");
+                }
                 if e.is_writable(level) {
                     assert!(map.page_exclusive(e.pfn(level)), "INV-2: page {page}");
                     assert!(!e.is_uffd_wp());
