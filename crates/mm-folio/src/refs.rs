@@ -340,13 +340,10 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
                 return Err(error(refs.load(Relaxed)));
             }
         } else {
-            let seen = refs.load(Relaxed);
-            if !fits(seen) {
-                return Err(error(seen));
-            }
             let old = refs.fetch_add(units, Relaxed);
             if !fits(old) {
-                // Others came in between; the excess was never ours to use.
+                // At the limit. Until this is undone others may be refused, too;
+                // nobody uses the excess.
                 refs.fetch_sub(units, Relaxed);
                 return Err(error(old));
             }

@@ -6,8 +6,8 @@
 use crate::policy::{Batched, Batching, PerPage};
 use crate::unshare::unshared_pages;
 use crate::{FastPolicy, GupFlags, Sink};
-use mm_arch::{AccessKind, Arch, Entry, Level, Pinned, VirtAddr, respect};
-use mm_folio::{FolioFlags, FolioRef, FolioRun, FolioSpace, MemMap, RefKind};
+use mm_arch::{AccessKind, Arch, Entry, Level, Pfn, Pinned, VirtAddr, respect};
+use mm_folio::{Folio, FolioFlags, FolioRef, FolioRun, FolioSpace, MemMap, RefKind};
 use mm_pgtable::{PageTables, Slot, Step, TableSpace, View};
 use mm_sync::{Quiescence, SeqCount, mutant};
 use mm_vma::{Event, Observer};
@@ -129,7 +129,7 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
             }
             let pfn = head.pfn(Level::Pte);
             let early = if mutant!("gup.batch.scan_first") && B::ON {
-                self.scan(ptes, index, head, pfn, want - got)
+                self.scan(ptes, index, head, self.map.folio(pfn), pfn, want - got)
             } else {
                 0
             };
@@ -150,7 +150,7 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
                 // As plain numbers: a value passed by reference would live in
                 // memory for small folios, too.
                 let held = refs.into_run(0);
-                let n = self.large::<K>(ptes, index, head, left, early, flags, held, out);
+                let n = self.large::<K>(ptes, index, head, pfn, left, early, flags, held, out);
                 if n == 0 {
                     break;
                 }
@@ -183,6 +183,7 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
         ptes: &View<'_, S, Pinned>,
         index: usize,
         head: <S::Arch as Arch>::Entry,
+        pfn: Pfn,
         want: usize,
         early: usize,
         flags: GupFlags,
@@ -190,10 +191,9 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
         out: &mut impl Sink,
     ) -> usize {
         let mut refs: FolioRef<'_, S, K> = self.map.adopt_run(held);
-        let pfn = head.pfn(Level::Pte);
-        let mut n = if early > 0 { early } else { self.scan(ptes, index, head, pfn, want) };
-        self.observer.event(Event::EntriesRead, n as u64 - 1);
         let folio = refs.folio();
+        let mut n = if early > 0 { early } else { self.scan(ptes, index, head, folio, pfn, want) };
+        self.observer.event(Event::EntriesRead, n as u64 - 1);
         if !head.is_writable(Level::Pte) {
             n = unshared_pages::<K, S>(None, flags, folio, pfn, n);
             if n == 0 {
@@ -221,10 +221,10 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
         ptes: &View<'_, S, Pinned>,
         index: usize,
         head: <S::Arch as Arch>::Entry,
-        pfn: mm_arch::Pfn,
+        folio: Folio<'_, S>,
+        pfn: Pfn,
         want: usize,
     ) -> usize {
-        let folio = self.map.folio(pfn);
         let in_folio = (folio.nr_pages() - folio.index_of(pfn)) as usize;
         let limit = ptes.limit(index).at_most(want).at_most(in_folio);
         if mutant!("gup.batch.ignore_write") {
