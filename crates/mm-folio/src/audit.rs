@@ -488,6 +488,7 @@ struct Gauges {
     anon: u64,
     file: u64,
     anon_thps: u64,
+    large_anon: u64,
     partially: u64,
     queued: u64,
 }
@@ -502,6 +503,7 @@ impl Gauges {
         if folio.is_anon() {
             self.anon += mapped;
             self.anon_thps += if tally.entire > 0 { mapped } else { 0 };
+            self.large_anon += u64::from(folio.is_large());
         } else {
             self.file += mapped;
         }
@@ -511,10 +513,13 @@ impl Gauges {
     fn compare<F: FolioSpace>(&self, map: &MemMap<F>, found: &mut Vec<Violation>) {
         let stats = map.stats();
         let partially = stats.order.iter().map(|o| o.nr_anon_partially_mapped.get()).sum();
+        // Wrapping: a gauge below zero is to be reported, not to be summed.
+        let large_anon = stats.order.iter().map(|o| o.nr_anon.get()).fold(0, u64::wrapping_add);
         for (name, expected, got) in [
             ("nr_anon_mapped", self.anon, stats.nr_anon_mapped.get()),
             ("nr_file_mapped", self.file, stats.nr_file_mapped.get()),
             ("nr_anon_thps", self.anon_thps, stats.nr_anon_thps.get()),
+            ("nr_anon", self.large_anon, large_anon),
             ("nr_anon_partially_mapped", self.partially, partially),
             ("deferred queue", self.queued, map.deferred_len() as u64),
         ] {
@@ -714,6 +719,10 @@ mod tests {
         planted(
             |_, own| own.map.stats.nr_anon_mapped.add(1),
             &["gauge nr_anon_mapped: expected 8, got 9"],
+        );
+        planted(
+            |_, own| own.map.stats.order[2].nr_anon.add(1),
+            &["gauge nr_anon: expected 2, got 3"],
         );
         planted(
             |_, own| own.map.deferred.lock().plant_len(1),

@@ -157,6 +157,11 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
     /// Makes the folio anonymous: it belongs to `anon`, page 0 at the linear
     /// index `index`. Also moves it to another tree. The folio is new, or locked.
     pub fn set_anon(&self, anon: AnonId, index: u64) {
+        // Here, not when it is mapped: a folio that loses the race to be mapped
+        // is anonymous when it is freed.
+        if self.is_large() && !self.is_anon() {
+            self.map.stats.order[self.order() as usize].nr_anon.add(1);
+        }
         self.set_mapping(u64::from(anon.0) << 32 | ANON, index);
     }
     /// Puts the folio into `file`, page 0 at page `index` of it. The folio is

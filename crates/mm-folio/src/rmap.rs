@@ -106,9 +106,6 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
     /// ([`set_anon`](Self::set_anon)), and so has `SWAPBACKED` if it applies.
     pub fn add_new_anon(&self, mm: MmId, level: Level, marks: Exclusivity) {
         debug_assert!(self.is_anon() && self.mapcount() == 0);
-        if self.is_large() {
-            self.map.stats.order[self.order() as usize].nr_anon.add(1);
-        }
         let marked = if level == Level::Pte {
             self.add_ptes(0, self.nr_pages(), mm);
             self.nr_pages()

@@ -412,3 +412,23 @@ fn sharing_minds_pins_and_nothing_else() {
     assert_eq!(f.try_share_anon_pte(11), Ok(()));
     drop((get, pin));
 }
+
+/// Rules: ANON-05: a new folio that loses the race to be mapped was anonymous,
+/// and leaves no trace in the gauges.
+#[test]
+fn a_folio_that_is_never_mapped_leaves_the_gauges_alone() {
+    let map = map(64);
+    let gauge = || map.stats().order[2].nr_anon.get();
+    let new = map.alloc(2).expect("frames");
+    new.folio().set_anon(AnonId(1), 0);
+    assert_eq!(gauge(), 1);
+    // Into another tree: still one folio.
+    new.folio().set_anon(AnonId(2), 0);
+    assert_eq!(gauge(), 1);
+    drop(new);
+    assert_eq!(gauge(), 0);
+    let f = fault(&map, 2, mm(1));
+    assert_eq!(gauge(), 1);
+    unmap(f, 0, 4, mm(1));
+    assert_eq!(gauge(), 0);
+}
