@@ -6,7 +6,7 @@
 use crate::policy::{Batched, Batching, PerPage};
 use crate::unshare::unshared_pages;
 use crate::{FastPolicy, GupFlags, Sink};
-use mm_arch::{AccessKind, Arch, Entry, Level, Pfn, Pinned, VirtAddr, respect};
+use mm_arch::{AccessKind, Arch, Entry, Level, Pfn, Pinned, VirtAddr, VirtRange, respect};
 use mm_folio::{Folio, FolioFlags, FolioRef, FolioRun, FolioSpace, MemMap, RefKind};
 use mm_pgtable::{PageTables, Slot, Step, TableSpace, View};
 use mm_sync::{Quiescence, SeqCount, mutant};
@@ -26,7 +26,8 @@ pub struct Walk<'a, S: TableSpace + FolioSpace, O: Observer> {
 
 impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
     /// Takes up to `nr` pages from `va` on, as long as each can be taken without
-    /// a lock or a fault. The result is a prefix of the range (rule GUPF-07).
+    /// a lock or a fault. The result is a prefix of the range (rule GUPF-07), and
+    /// nothing if the range leaves user space.
     ///
     /// Never sleeps, never faults; callable in any context that may hold a
     /// quiescence guard. For pins, everything is given back if a fork came in
@@ -42,6 +43,12 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
         flags: GupFlags,
         out: &mut impl Sink,
     ) -> usize {
+        // A table index is a few bits of the address: one beyond user space
+        // would find the pages of another (rule GUPF-05).
+        let range = VirtRange::units(va, nr as u64, S::Arch::PAGE_SHIFT);
+        if !range.is_ok_and(|r| r.last().get() < S::Arch::USER_END) {
+            return 0;
+        }
         let seq = if K::PINS {
             match self.write_protect_seq.read_begin() {
                 Some(seq) => Some(seq),

@@ -66,6 +66,29 @@ on_all! {
         check::<A, Pin>();
     }
 
+    /// An address beyond user space has the table indexes of one inside.
+    ///
+    /// Rules: GUPF-05.
+    fn addresses_beyond_user_space_find_nothing<A>() {
+        let s = Space::<A>::new(RW);
+        s.map(0, 0);
+        let walk = mm_gup::fast::Walk {
+            tables: s.mm.tables(),
+            map: s.m.memmap(),
+            write_protect_seq: s.mm.write_protect_seq(),
+            observer: &(),
+        };
+        let beyond = A::USER_END.next_power_of_two();
+        let last = A::USER_END - (1 << A::PAGE_SHIFT);
+        for (at, nr) in [(beyond, 1), (last, 2), (u64::MAX, 2), (0, 0)] {
+            for policy in [mm_gup::FastPolicy::Page, mm_gup::FastPolicy::Run] {
+                let mut out = Runs::new();
+                assert_eq!(walk.take::<Get>(policy, VirtAddr::new(at), nr, READ, &mut out), 0);
+            }
+        }
+        s.finish();
+    }
+
     /// Rules: GUPF-11, PIN-05, PIN-07, PIN-11.
     fn a_folio_that_cannot_be_grabbed_stops<A>() {
         let s = Space::<A>::new(RW);
