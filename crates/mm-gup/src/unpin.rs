@@ -91,3 +91,29 @@ pub fn unpin_run_dirty<F: FolioSpace>(map: &MemMap<F>, run: FolioRun) {
     }
     give_back_run::<Pin, F>(map, run);
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use mm_arch::model::ModelWord;
+    use mm_vma::Platform;
+    use mm_vma::model::{ModelConfig, ModelPlatform};
+
+    /// Rules: PIN-13. Consecutive entries of one folio are one put, whatever their order.
+    #[test]
+    fn entries_of_one_folio_are_grouped() {
+        let m = ModelPlatform::<ModelWord<8>>::new(ModelConfig::default()).expect("machine");
+        let map = m.memmap();
+        let (a, b) = (map.alloc(2).expect("memory"), map.alloc(0).expect("memory"));
+        let (a, b) = (a.folio(), b.folio());
+        let puts = |pages: &[Pfn]| {
+            let mut runs = Vec::new();
+            groups(map, pages, |run| runs.push((run.head, run.nr)));
+            runs
+        };
+        let pages = [a.page(0), a.page(1), b.head(), a.page(2)];
+        assert_eq!(puts(&pages), [(a.head(), 2), (b.head(), 1), (a.head(), 1)]);
+        assert_eq!(puts(&[a.page(3), a.page(3), a.page(0)]), [(a.head(), 3)]);
+        assert_eq!(puts(&[]), []);
+    }
+}

@@ -268,6 +268,15 @@ impl<A: Arch> Space<A> {
     }
 }
 
+impl<A: Arch> Drop for Space<A> {
+    fn drop(&mut self) {
+        // After a failed check: its message counts, not what is left mapped.
+        if std::thread::panicking() {
+            core::mem::forget(self.mm.clone());
+        }
+    }
+}
+
 /// What a call gave.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Taken {
@@ -366,7 +375,13 @@ impl<A: Arch> FaultHandler<M<A>> for Script {
         self.seen.lock().expect("not poisoned").push((va, fault));
         let act = self.acts.lock().expect("not poisoned").pop_front().unwrap_or(Act::Resolve);
         match act {
-            Act::Retry => return Resolved::LockDropped,
+            Act::Retry => {
+                let mm = vmas.mm();
+                drop(vmas);
+                // Nobody else holds it either.
+                drop(mm.write());
+                return Resolved::LockDropped;
+            }
             Act::Wait => return Resolved::WouldWait(vmas),
             Act::Fail(e) => return Resolved::Failed(vmas, e),
             Act::Resolve | Act::Completed => {}
