@@ -99,7 +99,7 @@ pub use frames::{FrameSource, FrameUse, Frames};
 pub use machine::{Machine, MachineConfig, MachineError};
 pub use platform::Host;
 pub use policy::{Policy, Preset};
-pub use process::{AccessError, FaultRecord, FaultRecords, Process};
+pub use process::{AccessError, FaultRecord, FaultRecords, Process, UserFaultRecord};
 pub use ram::{FRAME_BYTES, POISON, Ram};
 pub use run::{RunError, RunOptions, capabilities, run};
 pub use syscalls::{Pinned, RemoteError};

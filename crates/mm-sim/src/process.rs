@@ -2,11 +2,12 @@
 
 use crate::events::{EventCounts, Events};
 use crate::{Host, PageFault};
-use mm_arch::{AccessKind, Arch, Tlb, VirtAddr};
-use mm_fault::{FaultFlags, FaultOutcome, FaultSignal, handle_fault};
+use mm_arch::{AccessKind, Arch, Tlb, VirtAddr, VirtRange};
+use mm_fault::{FaultFlags, FaultOutcome, FaultPolicy, FaultSignal, UserFault, handle_fault};
+use mm_map::{MapError, WpChange};
 use mm_pgtable::TableSpace;
 use mm_sync::Quiescence;
-use mm_vma::Mm;
+use mm_vma::{Mm, MmRead};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -18,6 +19,7 @@ pub struct Process<A: Arch, O: Events = EventCounts> {
     mm: Arc<Mm<Host<A, O>>>,
     cpu: usize,
     faults: Mutex<FaultRecords>,
+    user_faults: Mutex<Vec<UserFaultRecord>>,
 }
 
 /// The faults of a process since they were last taken.
@@ -38,6 +40,15 @@ pub struct FaultRecord {
     pub va: VirtAddr,
     /// Whether content was read from a device.
     pub major: bool,
+}
+
+/// An event of userfaultfd.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UserFaultRecord {
+    /// The page.
+    pub va: VirtAddr,
+    /// What it was about.
+    pub kind: UserFault,
 }
 
 /// Why an access did not happen.
@@ -61,7 +72,7 @@ const MAX_FAULTS: usize = 8;
 
 impl<A: Arch, O: Events> Process<A, O> {
     pub(crate) fn new(mm: Arc<Mm<Host<A, O>>>, cpu: usize) -> Self {
-        Process { mm, cpu, faults: Mutex::default() }
+        Process { mm, cpu, faults: Mutex::default(), user_faults: Mutex::default() }
     }
     /// The address space.
     pub fn mm(&self) -> &Mm<Host<A, O>> {
@@ -90,6 +101,10 @@ impl<A: Arch, O: Events> Process<A, O> {
     /// The faults since the last call.
     pub fn take_faults(&self) -> FaultRecords {
         std::mem::take(&mut self.faults())
+    }
+    /// The userfaultfd events since the last call, in order.
+    pub fn take_user_faults(&self) -> Vec<UserFaultRecord> {
+        std::mem::take(&mut self.user_faults.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Loads the 8-byte word at `va`, faulting as needed.
@@ -138,13 +153,55 @@ impl<A: Arch, O: Events> Process<A, O> {
             AccessKind::Exec => FaultFlags::EXEC,
         };
         let vmas = self.mm.read();
-        match handle_fault(&policy, &vmas, fault.va, flags) {
+        match self.handle_fault(&policy, &vmas, fault.va, flags) {
             FaultOutcome::Done { major } => {
                 self.faults().cpu.push(FaultRecord { va: fault.va, major });
                 Ok(())
             }
             FaultOutcome::Signal(signal) => Err(signal.into()),
             FaultOutcome::Oom => Err(AccessError::NoMemory(fault.va)),
+            FaultOutcome::UserFault { .. } => Err(AccessError::Stuck(fault)),
+        }
+    }
+    /// Handles a fault, and answers what userfaultfd is asked on the way at once, as
+    /// the process's own handler thread: a write-protected page is unprotected, a
+    /// missing one gets the zero page. However often it asks, it is one fault.
+    pub(crate) fn handle_fault(
+        &self,
+        policy: &FaultPolicy,
+        vmas: &MmRead<'_, Host<A, O>>,
+        va: VirtAddr,
+        flags: FaultFlags,
+    ) -> FaultOutcome {
+        let mut outcome = handle_fault(policy, vmas, va, flags);
+        for _ in 0..MAX_FAULTS {
+            let FaultOutcome::UserFault { va, kind } = outcome else { break };
+            self.user_faults
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(UserFaultRecord { va, kind });
+            match self.answer(vmas, va, kind) {
+                // Somebody else was faster.
+                Ok(()) | Err(MapError::Exists(_)) => {}
+                Err(MapError::NoMemory(_)) => return FaultOutcome::Oom,
+                Err(_) => return FaultOutcome::Signal(FaultSignal::Bus { va }),
+            }
+            outcome = handle_fault(policy, vmas, va, flags | FaultFlags::TRIED);
+        }
+        outcome
+    }
+    fn answer(
+        &self,
+        vmas: &MmRead<'_, Host<A, O>>,
+        va: VirtAddr,
+        kind: UserFault,
+    ) -> Result<(), MapError> {
+        let page = VirtRange::units(va, 1, A::PAGE_SHIFT).map_err(|_| MapError::Invalid(va))?;
+        match kind {
+            UserFault::Wp => {
+                mm_map::uffd_wp(&self.host().policy().map, vmas, page, WpChange::Unprotect)
+            }
+            UserFault::Missing { .. } => mm_map::uffd_zeropage(vmas, page),
         }
     }
     /// The process ends: its memory is gone when this returns.

@@ -28,10 +28,11 @@ pub const POISON: u64 = 0x6b6b_6b6b_6b6b_6b6b;
 ///
 /// # Invariants
 ///
-/// `start` is an allocation of `nr_frames * FRAME_BYTES` bytes, aligned to
-/// [`ARENA_ALIGN`], zeroed at first, and owned by this value.
+/// `start` is aligned to 2 MiB and followed by `nr_frames * FRAME_BYTES` bytes
+/// inside `allocation`, which was zeroed at first and is owned by this value.
 #[derive(Debug)]
 pub struct Ram {
+    allocation: NonNull<u8>,
     start: NonNull<u8>,
     base: Pfn,
     nr_frames: usize,
@@ -49,12 +50,17 @@ impl Ram {
     pub(crate) fn new(base: Pfn, nr_frames: usize) -> Option<Self> {
         let layout = Self::layout(nr_frames)?;
         // SAFETY: the layout is not empty.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Ram { start, base, nr_frames })
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let offset = allocation.align_offset(ARENA_ALIGN);
+        // SAFETY: the layout has room for frames behind any such offset.
+        let start = unsafe { allocation.add(offset) };
+        Some(Ram { allocation, start, base, nr_frames })
     }
+    /// With room to align the start by hand: asked for zeroed memory of such an
+    /// alignment, the host's allocator would touch all of it.
     fn layout(nr_frames: usize) -> Option<Layout> {
         let bytes = nr_frames.checked_mul(FRAME_BYTES).filter(|b| *b > 0)?;
-        Layout::from_size_align(bytes, ARENA_ALIGN).ok()
+        Layout::from_size_align(bytes.checked_add(ARENA_ALIGN)?, align_of::<u64>()).ok()
     }
     /// Number of the first frame.
     pub fn base(&self) -> Pfn {
@@ -110,7 +116,7 @@ impl Drop for Ram {
     fn drop(&mut self) {
         if let Some(layout) = Self::layout(self.nr_frames) {
             // SAFETY: allocated with this layout by `new`, freed once.
-            unsafe { dealloc(self.start.as_ptr(), layout) }
+            unsafe { dealloc(self.allocation.as_ptr(), layout) }
         }
     }
 }

@@ -4,8 +4,11 @@ use super::{Outcome, Runner, Step};
 use crate::RunError;
 use crate::events::Events;
 use mm_arch::{Arch, Rights, VirtAddr, VirtRange};
-use mm_map::{ForkError, MapError, OldPlace};
-use mm_scenario::{Advice, Line, MapSource, Op, PAGE_SIZE, ProcId, Prot, Range, RegionId, Sharing};
+use mm_map::{ForkError, MapError, OldPlace, WpChange};
+use mm_scenario::{
+    Advice, Line, MapSource, Op, PAGE_SIZE, ProcId, Prot, Range, RegionId, Sharing, UffdAction,
+    UffdMode,
+};
 use mm_vma::VmaFlags;
 
 impl<A: Arch, O: Events> Runner<'_, A, O> {
@@ -98,6 +101,34 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
         if advice == Advice::DontNeed && dropped(&r) {
             self.shadow.forget(proc.index() as u32, range);
         }
+        self.done(line, r, MapError::errno)
+    }
+    pub(super) fn uffd(
+        &mut self,
+        line: &Line,
+        proc: ProcId,
+        range: Range,
+        action: UffdAction,
+    ) -> Step {
+        let range = self.span(range)?;
+        let process = &self.proc(proc)?.process;
+        let r = match action {
+            UffdAction::Register(asked) => {
+                let mut mode = mm_map::UffdMode::empty();
+                for (word, flag) in [
+                    (UffdMode::WP, mm_map::UffdMode::WP),
+                    (UffdMode::MISSING, mm_map::UffdMode::MISSING),
+                    (UffdMode::WP_UNPOPULATED, mm_map::UffdMode::WP_UNPOPULATED),
+                    (UffdMode::WP_ASYNC, mm_map::UffdMode::WP_ASYNC),
+                ] {
+                    mode.set(flag, asked.contains(word));
+                }
+                process.uffd_register(range, mode)
+            }
+            UffdAction::Protect => process.uffd_wp(range, WpChange::Protect),
+            UffdAction::Unprotect => process.uffd_wp(range, WpChange::Unprotect),
+            UffdAction::Unregister => process.uffd_unregister(range),
+        };
         self.done(line, r, MapError::errno)
     }
     pub(super) fn mremap_move(

@@ -16,7 +16,9 @@ use mm_arch::{Arch, VirtAddr, VirtRange};
 use mm_fault::{OrderMode, ThpMode};
 use mm_folio::MAX_ORDERS;
 use mm_map::OldPlace;
-use mm_scenario::observe::{FaultLog, History, Note, Record, StatKey, Stats, Vmas};
+use mm_scenario::observe::{
+    Events as UserFaults, FaultLog, History, Note, Record, StatKey, Stats, Vmas,
+};
 use mm_scenario::{
     FolioSize, Line, Op, PAGE_SIZE, PinId, ProcId, Range, RegionId, Scenario, Target, ThpPolicy,
 };
@@ -298,6 +300,8 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
                 Ok(Outcome::Printed(Record::new(line, Note { text: text.clone() })))
             }
             Op::Observe { targets } => self.observe(line, targets),
+            Op::Uffd { proc, range, action } => self.uffd(line, *proc, *range, *action),
+            Op::Events { proc } => self.user_faults(line, *proc),
             Op::Faults { proc } => self.faults(line, *proc),
             Op::Vmas { proc, region } => self.vmas(line, *proc, *region),
             Op::Stats => Ok(self.take_stats(line)),
@@ -308,14 +312,12 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
             | Op::Munlock { .. }
             | Op::Dread { .. }
             | Op::Dwrite { .. }
-            | Op::Uffd { .. }
             | Op::Ksmscan { .. }
             | Op::Fsync { .. }
             | Op::Drop { .. }
             | Op::Truncate { .. }
             | Op::Punch { .. }
-            | Op::Fcontent { .. }
-            | Op::Events { .. } => Err(self.not_built(line)),
+            | Op::Fcontent { .. } => Err(self.not_built(line)),
         }
     }
 
@@ -364,6 +366,17 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
         let name = self.scenario.proc_name(proc);
         let faults = self.proc_mut(proc)?.faults.take(name);
         Ok(Outcome::Printed(Record::new(line, faults)))
+    }
+    /// The userfaultfd events, which belong to a region each: only mappings of
+    /// regions are registered.
+    fn user_faults(&self, line: &Line, proc: ProcId) -> Step {
+        let events = self.proc(proc)?.process.take_user_faults();
+        let e = events.into_iter().filter_map(|event| {
+            let (region, page) = region_of(self.scenario, event.va)?;
+            Some((region.to_owned(), page, observe::user_fault(event.kind)))
+        });
+        let (p, e) = (self.scenario.proc_name(proc).to_owned(), e.collect());
+        Ok(Outcome::Printed(Record::new(line, UserFaults { p, e })))
     }
     fn vmas(&self, line: &Line, proc: ProcId, region: RegionId) -> Step {
         let r = self.scenario.region(region);

@@ -5,10 +5,11 @@ use crate::events::Events;
 use crate::scan::{E, entries, entry, host, page_of};
 use crate::{EventCounts, Host};
 use mm_arch::{Arch, Entry, Level, Markers, NonPresent, Pfn, VirtAddr, VirtRange};
+use mm_fault::UserFault;
 use mm_folio::FolioFlags;
 use mm_scenario::observe::{
     FolioFlags as Shown, GlobalCounter, MappedPage, PageFact, PageKind, PageState, SizeCounter,
-    StatKey, Vma as ShownVma,
+    StatKey, UffdEvent, Vma as ShownVma,
 };
 use mm_scenario::{Capabilities, Keeps, PAGE_SIZE, Region, WINDOW_PAGES};
 use mm_vma::{MmRead, Platform, Vma, VmaFlags};
@@ -35,6 +36,15 @@ const SIZED: [SizeCounter; 4] = [
     SizeCounter::NrAnonPartiallyMapped,
 ];
 const GLOBAL: [GlobalCounter; 2] = [GlobalCounter::SplitPmd, GlobalCounter::DeferredSplitPage];
+
+/// A userfaultfd event, as it is shown.
+pub(super) fn user_fault(kind: UserFault) -> UffdEvent {
+    match kind {
+        UserFault::Wp => UffdEvent::Wp,
+        UserFault::Missing { write: false } => UffdEvent::MissingRead,
+        UserFault::Missing { write: true } => UffdEvent::MissingWrite,
+    }
+}
 
 /// The counters as they stand.
 pub(super) fn counters<A: Arch, O: Events>(machine: &Host<A, O>) -> BTreeMap<StatKey, i64> {

@@ -30,7 +30,14 @@ impl<A: Arch, O: Events> FaultHandler<Host<A, O>> for ForGup<'_, A, O> {
         ] {
             flags.set(flag, fault.contains(asked));
         }
-        match handle_fault(&self.0.host().policy().fault, &vmas, va, flags) {
+        let policy = self.0.host().policy().fault;
+        // Whoever must not wait does not wait for userfaultfd either.
+        let outcome = if fault.contains(GupFault::NOWAIT) {
+            handle_fault(&policy, &vmas, va, flags)
+        } else {
+            self.0.handle_fault(&policy, &vmas, va, flags)
+        };
+        match outcome {
             FaultOutcome::Done { major } => {
                 let mut faults = self.0.faults();
                 let count = if major { &mut faults.gup_major } else { &mut faults.gup_minor };
@@ -39,6 +46,7 @@ impl<A: Arch, O: Events> FaultHandler<Host<A, O>> for ForGup<'_, A, O> {
             }
             FaultOutcome::Signal(_) => Resolved::Failed(vmas, FaultError::Signal),
             FaultOutcome::Oom => Resolved::Failed(vmas, FaultError::NoMemory),
+            FaultOutcome::UserFault { .. } => Resolved::WouldWait(vmas),
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::Process;
 use crate::events::Events;
 use mm_arch::{Arch, Rights, VirtAddr, VirtRange};
-use mm_map::{Advice, ForkError, MapError, OldPlace};
+use mm_map::{Advice, ForkError, MapError, OldPlace, UffdMode, WpChange};
 use mm_vma::VmaFlags;
 
 impl<A: Arch, O: Events> Process<A, O> {
@@ -59,6 +59,30 @@ impl<A: Arch, O: Events> Process<A, O> {
     /// If the range makes no sense or cannot grow where it is.
     pub fn mremap_resize(&self, range: VirtRange, bytes: u64) -> Result<(), MapError> {
         mm_map::mremap_resize(&self.host().policy().map, &mut self.mm().write(), range, bytes)
+    }
+    /// Registers a range with the userfaultfd of the process.
+    ///
+    /// # Errors
+    ///
+    /// If the range makes no sense, or a mapping cannot be registered so.
+    pub fn uffd_register(&self, range: VirtRange, mode: UffdMode) -> Result<(), MapError> {
+        mm_map::uffd_register(&self.host().policy().map, &mut self.mm().write(), range, mode)
+    }
+    /// Ends the registration of a range.
+    ///
+    /// # Errors
+    ///
+    /// If the range makes no sense or there is no memory to split a mapping.
+    pub fn uffd_unregister(&self, range: VirtRange) -> Result<(), MapError> {
+        mm_map::uffd_unregister(&self.host().policy().map, &mut self.mm().write(), range)
+    }
+    /// Write-protects pages through userfaultfd, or ends that.
+    ///
+    /// # Errors
+    ///
+    /// If the range makes no sense or is not registered for it.
+    pub fn uffd_wp(&self, range: VirtRange, change: WpChange) -> Result<(), MapError> {
+        mm_map::uffd_wp(&self.host().policy().map, &self.mm().read(), range, change)
     }
     /// `fork`: the child runs on the same CPU and has taken no fault.
     ///
