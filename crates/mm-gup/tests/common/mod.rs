@@ -63,14 +63,15 @@ pub struct Space<A: Arch> {
 }
 
 impl<A: Arch> Space<A> {
-    /// A machine, and a space that maps four tables' worth of pages.
+    /// A machine, and a space that maps a few tables' worth of pages.
     pub fn new(flags: VmaFlags) -> Self {
         let config = ModelConfig { huge_zero: true, nr_frames: 1 << 12, ..ModelConfig::default() };
         Self::on(machine(config).expect("machine"), flags)
     }
     pub fn on(m: M<A>, flags: VmaFlags) -> Self {
         let mm = Mm::new(m.clone()).expect("space");
-        let range = VirtRange::units(va::<A>(0), 4 * per_table::<A>(), A::PAGE_SHIFT);
+        let tables = 12.min(A::nr_entries(Level::Pmd) as u64 - 2);
+        let range = VirtRange::units(va::<A>(0), tables * per_table::<A>(), A::PAGE_SHIFT);
         mmap_anon(&mut mm.write(), range.expect("range"), flags).expect("free");
         Space { m, mm }
     }
@@ -392,8 +393,9 @@ impl<A: Arch> FaultHandler<M<A>> for Script {
         match handle_fault(&self.policy, &vmas, va, flags) {
             FaultOutcome::Done { .. } if act == Act::Completed => Resolved::LockDropped,
             FaultOutcome::Done { .. } => Resolved::Done(vmas),
-            FaultOutcome::Signal(_) => Resolved::Failed(vmas, FaultError::Signal),
+
             FaultOutcome::Oom => Resolved::Failed(vmas, FaultError::NoMemory),
+            _ => Resolved::Failed(vmas, FaultError::Signal),
         }
     }
 }
