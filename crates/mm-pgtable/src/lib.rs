@@ -37,6 +37,9 @@
 //!   entries through [`LockedTable`] keeps the count.
 //! * What narrows an entry adds to a [`Flush`](mm_arch::Flush); what that entry
 //!   named stays parked in a [`Gather`] until the flush is done.
+//! * Addresses are below [`Arch::USER_END`](mm_arch::Arch::USER_END); callers see to
+//!   that. An index is a few bits of an address, and nothing here looks at the
+//!   bits above: an address beyond would find the entry of another one.
 //!
 //! # Not here
 //!

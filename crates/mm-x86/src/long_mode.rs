@@ -340,7 +340,10 @@ impl<const SHSTK: bool> Entry for LongEntry<SHSTK> {
 /// Entries of a table.
 const ENTRIES: usize = 512;
 
-/// A table: one 4 KiB frame.
+/// A table: one 4 KiB frame, laid out as the hardware reads it.
+///
+/// A frame of zeros is an empty table, so a kernel may see any frame of its direct
+/// map as one, and hand it out from its `TableMemory` (in `mm-pgtable`).
 #[repr(C, align(4096))]
 pub struct Table([AtomicU64; ENTRIES]);
 
