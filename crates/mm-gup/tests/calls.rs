@@ -11,6 +11,9 @@ use mm_gup::{
 };
 use mm_vma::Platform;
 
+/// One call of an entry point.
+type Call<'c, A> = &'c dyn Fn(&Gup<'_, M<A>, Script>, &mut Runs) -> Result<usize, GupError>;
+
 /// Every entry point of one kind.
 fn all_entries<A: Arch, K: RefKind, H: FaultHandler<M<A>>>(
     gup: &Gup<'_, M<A>, H>,
@@ -96,7 +99,7 @@ on_all! {
     /// whether pages are got or pinned.
     fn entry_points_say_what_they_add<A>() {
         let s = Space::<A>::new(RW);
-        let seen = |call: &dyn Fn(&Gup<'_, M<A>, Script>, &mut Runs) -> Result<usize, GupError>| {
+        let seen = |call: Call<'_, A>| {
             let script = Script::new::<A>(&[Act::Fail(FaultError::Signal)]);
             let result = call(&Gup::new(&s.mm, &script), &mut Runs::new());
             (result.is_err(), script.seen::<A>().first().map(|(_, f)| *f))

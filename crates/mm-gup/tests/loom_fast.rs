@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | P-RACE-01, P-RACE-17 | get or pin; zap, free, allocate | `a_page_is_not_somebody_elses`, `a_run_is_not_somebody_elses` |
 //! | P-RACE-04, P-RACE-18, P-RACE-31 | pin; share a page | `a_pinned_page_is_not_shared`, `a_pinned_run_is_not_shared` |
-//! | P-RACE-03 | pin; fork | `a_pinned_page_is_not_forked` |
+//! | P-RACE-03, P-RACE-30 | pin; fork | `a_pinned_page_is_not_forked`, `a_fork_learns_of_the_first_pin` |
 //! | P-RACE-02 | get; free the table | `a_table_is_not_freed_under_a_walk` |
 //! | P-RACE-05 | get; detach the table, count references | `a_referenced_page_is_not_collapsed` |
 //!
@@ -29,17 +29,21 @@
 use core::num::NonZeroU32;
 use mm_arch::model::{ModelCont, ModelPair, ModelWord};
 use mm_arch::{Arch, Entry, Level, Live, Pfn, Protection, SpaceId, VirtAddr, VirtRange, WriteKind};
+use mm_fault::{FaultFlags, FaultPolicy, ThpPolicy, handle_fault};
 use mm_folio::{
     AllocError, AnonId, Exclusivity, FolioRef, FolioRun, FolioSource, FolioSpace, Get, HasPinned,
     MemMap, MmId, Pin, RefKind,
 };
-use mm_gup::{FastPolicy, GupFlags, Pages, fast::Walk, put_pages, unpin_pages};
+use mm_gup::{FastPolicy, Gup, GupFlags, Pages, fast::Walk, put_pages, unpin_pages};
+use mm_map::{MapPolicy, exit, fork, mmap_anon};
 use mm_pgtable::slab::{SlabSpace, slab_space};
 use mm_pgtable::{Gather, PageTables, TableSpace, TablesStay};
+use mm_rmap::model::{ModelConfig, machine};
 use mm_sync::atomic::{AtomicU32, Ordering::*};
 use mm_sync::model::{Bounds, caught, holds_with};
 use mm_sync::thread::spawn;
 use mm_sync::{SeqCount, fence};
+use mm_vma::{Mm, Platform, VmaFlags};
 use std::sync::Arc;
 
 /// Frames with a bit in the high word of a two-word entry, so that an entry
@@ -375,6 +379,50 @@ fn a_pinned_page_is_not_forked() {
     race("pin vs fork, run of 4", || pin_and_fork::<W>(2, Run), mutants);
     race("pin vs fork, 4 by page", || pin_and_fork::<W>(2, Page), &["gup.seq.no_check"]);
     holds("pin vs fork, pair", || pin_and_fork::<ModelPair<4>>(0, Page));
+}
+
+/// The same through the entry points: a fork that looks for pins only if the
+/// space says that it may have some.
+///
+/// Rules: GUPF-02, GUPF-05, PIN-12, FORK-03, P-RACE-03, P-RACE-30.
+#[test]
+fn a_fork_learns_of_the_first_pin() {
+    fn model() {
+        let config = ModelConfig { nr_frames: 8, nr_tables: 4, ..ModelConfig::tiny() };
+        let m = machine::<ModelWord<4>>(config).expect("machine");
+        let parent = Mm::new(m.clone()).expect("space");
+        let range = VirtRange::units(START, 4, 12).expect("range");
+        let vm = VmaFlags::READ | VmaFlags::WRITE;
+        mmap_anon(&mut parent.write(), range, vm).expect("free");
+        let policy = FaultPolicy::new(ThpPolicy::new(2));
+        let _ = handle_fault(&policy, &parent.read(), START, FaultFlags::WRITE);
+        let pinner = spawn({
+            let parent = parent.clone();
+            move || {
+                let mut page = [Pfn::new(0)];
+                let mut out = Pages::new(&mut page);
+                let got = Gup::new(&parent, &()).pin_fast_only(START, 1, WRITE, &mut out);
+                got.is_ok_and(|got| got == 1).then_some(page[0])
+            }
+        });
+        let child = fork(&MapPolicy::default(), &parent).expect("memory");
+        let pinned = pinner.join().expect("joins");
+        let of_child = {
+            let vmas = child.read();
+            let table = child.tables().lock_table(vmas.stay(), START).expect("copied");
+            table.get(0).pfn(Level::Pte)
+        };
+        unpin_pages(m.memmap(), pinned.as_slice());
+        exit(&MapPolicy::default(), &child);
+        exit(&MapPolicy::default(), &parent);
+        // Last, when no destructor has anything to complain of.
+        assert_eq!(m.folios_in_use(), 0);
+        assert!(pinned != Some(of_child), "the child shares a pinned page");
+    }
+    let name = "first pin vs fork";
+    holds_with(name, Bounds::at_most(2), model);
+    caught(name, "mm.has_pinned.late", model);
+    caught(name, "gup.seq.no_check", model);
 }
 
 /// Rules: GUPF-06, GUPF-12, P-RACE-02.
