@@ -64,13 +64,21 @@ bitflags::bitflags! {
         const NORESERVE = 1 << 28;
         /// Pages may be dropped even when dirty.
         const DROPPABLE = 1 << 29;
+        /// With `UFFD_WP`: a store through the write protection ends it, and
+        /// nobody is asked.
+        const UFFD_WP_ASYNC = 1 << 30;
+        /// With `UFFD_WP`: pages that are not there can be write-protected, too.
+        const UFFD_WP_UNPOPULATED = 1 << 31;
 
         /// The three access rights.
         const ACCESS = Self::READ.bits() | Self::WRITE.bits() | Self::EXEC.bits();
         /// Everything that may be granted to a private anonymous mapping.
         const MAY_PRIVATE = Self::MAYREAD.bits() | Self::MAYWRITE.bits() | Self::MAYEXEC.bits();
-        /// Any userfaultfd registration.
-        const UFFD_ANY =
-            Self::UFFD_MISSING.bits() | Self::UFFD_WP.bits() | Self::UFFD_MINOR.bits();
+        /// Any userfaultfd registration, and what it asked for.
+        const UFFD_ANY = Self::UFFD_MISSING.bits()
+            | Self::UFFD_WP.bits()
+            | Self::UFFD_MINOR.bits()
+            | Self::UFFD_WP_ASYNC.bits()
+            | Self::UFFD_WP_UNPOPULATED.bits();
     }
 }
