@@ -8,14 +8,15 @@ use mm_rmap::RmapPlatform;
 use mm_vma::{Event, RssKind, VmaFlags};
 
 impl<'m, P: RmapPlatform> Fault<'_, 'm, P> {
-    /// The entry was empty and its table is there.
-    pub(crate) fn anonymous(&self) -> FaultOutcome {
-        if self.access.is_write() { self.map_new_pages() } else { self.map_zero_page() }
+    /// The entry was `seen`, empty or a marker of userfaultfd, and its table is
+    /// there.
+    pub(crate) fn anonymous(&self, seen: E<P>) -> FaultOutcome {
+        if self.access.is_write() { self.map_new_pages(seen) } else { self.map_zero_page(seen) }
     }
 
     /// Maps a new folio, the largest that policy, mapping and table have room
     /// for (rule ANON-03).
-    fn map_new_pages(&self) -> FaultOutcome {
+    fn map_new_pages(&self, seen: E<P>) -> FaultOutcome {
         let Ok(anon) = self.prepare_anon() else { return FaultOutcome::Oom };
         let Ok((mut new, start)) = self.alloc_missing() else { return FaultOutcome::Oom };
         let folio = new.folio();
@@ -23,6 +24,7 @@ impl<'m, P: RmapPlatform> Fault<'_, 'm, P> {
         self.mm().platform().bytes().zero(folio.head(), u64::from(nr));
         self.set_up(folio, anon, start);
         let entry = self.maybe_dirty(E::<P>::leaf(folio.head(), self.prot(), Level::Pte).mkyoung());
+        let entry = self.keeping_mark(entry, seen);
 
         // From here to the end of the block nothing fails: a lost race leaves
         // counters, lists and counts as they were (rule ANON-05).
@@ -32,12 +34,17 @@ impl<'m, P: RmapPlatform> Fault<'_, 'm, P> {
         // be back that was empty while it was changed (rule FAULT-06).
         let wanted = if mm_sync::mutant!("fault.anon.check_own_only") {
             table.get(table.index_of(self.va)).is_none()
+        } else if nr == 1 {
+            table.get(first) == seen
         } else {
             let limit = table.limit(first).at_most(nr as usize);
             table.none_run(first, limit) == nr as usize
         };
         if !wanted && !mm_sync::mutant!("fault.anon.no_recheck") {
             return FaultOutcome::MINOR;
+        }
+        if let Some(asked) = self.asks_for_missing() {
+            return asked;
         }
         if nr > 1 && new.grow(nr - 1).is_err() {
             return FaultOutcome::Oom;
@@ -47,7 +54,12 @@ impl<'m, P: RmapPlatform> Fault<'_, 'm, P> {
         folio.set_flag(FolioFlags::LRU);
         // One reference per entry.
         new.hand_over();
-        table.fill(first, nr as usize, entry);
+        if nr == 1 {
+            // Over a marker, maybe.
+            table.set(first, entry);
+        } else {
+            table.fill(first, nr as usize, entry);
+        }
         drop(table);
         self.event(Event::AnonFaultAlloc, u64::from(folio.order()));
         FaultOutcome::MINOR

@@ -108,7 +108,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         P::Arch::prot(self.vma.protection())
     }
     /// The page of the fault, as a range to flush.
-    fn page(&self) -> Option<VirtRange> {
+    pub fn page(&self) -> Option<VirtRange> {
         VirtRange::units(self.va, 1, <P::Arch as Arch>::PAGE_SHIFT).ok()
     }
     /// Locks the PTE table of the fault; `None` if there is none (any more).
@@ -154,9 +154,9 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
             let progress = match self.look() {
                 Seen::Hole => self.hole(),
                 Seen::Huge(e) => self.huge(e),
-                Seen::Pte(e) if e.is_none() => self.anonymous().into(),
+                Seen::Pte(e) if e.is_none() => self.anonymous(e).into(),
                 Seen::Pte(e) if e.is_present(Level::Pte) => self.present(e),
-                Seen::Pte(e) => self.nonpresent(e).into(),
+                Seen::Pte(e) => self.nonpresent(e),
             };
             if let Progress::Over(outcome) = progress {
                 return outcome;
@@ -191,7 +191,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
             }
             Err(_) => return FaultOutcome::Oom.into(),
         }
-        self.anonymous().into()
+        self.anonymous(E::<P>::NONE).into()
     }
 
     /// A present entry, as it was seen without the lock (rules FAULT-03, FAULT-04).
@@ -228,9 +228,10 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
     }
 
     /// An entry that is neither empty nor present.
-    fn nonpresent(&self, e: E<P>) -> FaultOutcome {
+    fn nonpresent(&self, e: E<P>) -> Progress {
         let va = self.va;
-        match e.nonpresent(Level::Pte) {
+        let outcome = match e.nonpresent(Level::Pte) {
+            Some(NonPresent::Marker(Markers::UFFD_WP)) => return self.marked(e),
             // Whoever moves the page puts an entry back; the access waits by
             // faulting again.
             Some(NonPresent::Migration { .. }) => FaultOutcome::MINOR,
@@ -239,6 +240,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
             }
             // Poison, and kinds that nobody in this workspace makes.
             _ => FaultOutcome::Signal(FaultSignal::Bus { va }),
-        }
+        };
+        outcome.into()
     }
 }

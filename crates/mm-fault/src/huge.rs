@@ -1,8 +1,8 @@
 //! Faults that are resolved at PMD level.
 
-use crate::FaultOutcome;
 use crate::dispatch::{E, Fault, Progress};
 use crate::reuse;
+use crate::{FaultOutcome, UserFault};
 use mm_arch::{Arch, Entry, Level, TableFrame, VirtRange};
 use mm_folio::{Exclusivity, Folio, FolioFlags, FolioRef, FrameBytes, Get, QueueReason};
 use mm_pgtable::{LockedEntry, LockedPmd, PageTables, TableAllocError, TableMemory, TableSpace};
@@ -78,6 +78,9 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         if !pmd.entry().is_none() && !mm_sync::mutant!("fault.huge.no_recheck") {
             return Some(FaultOutcome::MINOR);
         }
+        if let Some(asked) = self.asks_for_missing() {
+            return Some(asked);
+        }
         spare.deposit(&mut pmd);
         self.map_huge(pmd, new);
         Some(FaultOutcome::MINOR)
@@ -93,6 +96,9 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
             return Some(FaultOutcome::Oom);
         };
         if pmd.entry().is_none() {
+            if let Some(asked) = self.asks_for_missing() {
+                return Some(asked);
+            }
             spare.deposit(&mut pmd);
             let mut owed = tables.tlb().obligation();
             let zero = E::<P>::leaf(head, self.prot(), Level::Pmd).mkyoung().mkspecial();
@@ -143,12 +149,16 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
     /// Reuses the folio, or splits the entry so that the rest of the fault
     /// copies one page (rules ANON-12, PMDF-02).
     fn huge_write_protected(&self, pmd: LockedPmd<'f, P>, seen: E<P>) -> Progress {
+        // The leaf stays whole: what is asked for is one page, but who answers
+        // decides about how many (rule PMDF-01).
+        if self.asks_before_store(seen) {
+            return self.user_fault(UserFault::Wp).into();
+        }
         let head = seen.pfn(Level::Pmd);
         if self.memmap().is_huge_zero(head) {
             return self.huge_zero_written(pmd, seen);
         }
-        // A store through a userfaultfd write protection is about one page
-        // (rule PMDF-01).
+        // A store that ends a write protection ends that of one page.
         let tracked = seen.is_uffd_wp() && self.access.is_write();
         let mut pmd = pmd;
         if !tracked

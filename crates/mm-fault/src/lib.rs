@@ -16,7 +16,9 @@
 //!        │                └─ no memory ─┐
 //!        ├─ empty entry ────────────────┴─ read ─► zero page       (zero)
 //!        │                                 write ► largest folio   (anon, order)
+//!        │                        └─ registered for missing ► UserFault
 //!        ├─ read-only ──── store, unshare
+//!        │      ├─ write-protected by userfaultfd ► UserFault      (uffd)
 //!        │      ├─ page marked exclusive ────────► reuse           (write_protect)
 //!        │      ├─ all references are mappings ──► mark, reuse     (reuse)
 //!        │      └─ else ─────────────────────────► one new page    (copy, unshare)
@@ -48,15 +50,15 @@
 //!
 //! * A writable entry of a private mapping maps an exclusive page; the mark is
 //!   set before the entry is writable.
-//! * An entry with the uffd-wp bit is never made writable.
+//! * An entry with the uffd-wp bit is never made writable. Whose mapping is
+//!   registered asks first; elsewhere, and in the asynchronous mode, the bit goes.
 //! * A fault that gives up has changed no count, counter or list; folio and table
 //!   that it allocated are freed once.
 //!
 //! # Not here
 //!
-//! Files and shared memory, swap, the synchronous mode of userfaultfd (a store
-//! through a write protection removes it and goes on), and placement: an entry
-//! that was made inaccessible as a hint gets its rights back.
+//! Files and shared memory, swap, and placement: an entry that was made
+//! inaccessible as a hint gets its rights back.
 //!
 //! # Example
 //!
@@ -112,6 +114,7 @@ mod order;
 mod outcome;
 mod policy;
 mod reuse;
+mod uffd;
 mod unshare;
 mod write_protect;
 mod zero;
@@ -119,5 +122,5 @@ mod zero;
 pub use dispatch::handle_fault;
 pub use flags::FaultFlags;
 pub use order::{OrderMode, OrderSet, ThpMode, ThpPolicy};
-pub use outcome::{FaultOutcome, FaultSignal};
+pub use outcome::{FaultOutcome, FaultSignal, UserFault};
 pub use policy::{FaultPolicy, ReusePolicy};

@@ -15,6 +15,14 @@ pub enum FaultOutcome {
     },
     /// The access is not possible.
     Signal(FaultSignal),
+    /// Userfaultfd has to be asked about the page of the access. Nothing was
+    /// changed; when it has answered, make the access again.
+    UserFault {
+        /// The page of the access.
+        va: VirtAddr,
+        /// What it is asked.
+        kind: UserFault,
+    },
     /// There is no memory. Nothing was changed.
     Oom,
 }
@@ -22,6 +30,18 @@ pub enum FaultOutcome {
 impl FaultOutcome {
     /// Resolved from memory.
     pub(crate) const MINOR: Self = FaultOutcome::Done { major: false };
+}
+
+/// Why userfaultfd has to be asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum UserFault {
+    /// A store to a page that it write-protected.
+    Wp,
+    /// No page is there.
+    Missing {
+        /// Whether the access was a store.
+        write: bool,
+    },
 }
 
 /// Why an access is not possible.

@@ -2,17 +2,20 @@
 
 use crate::dispatch::{E, Fault};
 use crate::reuse::{self, Exclusive};
-use crate::{FaultOutcome, ReusePolicy};
-use mm_arch::{Entry, Level};
+use crate::{FaultOutcome, ReusePolicy, UserFault};
+use mm_arch::{Entry, FlushScope, Level};
 use mm_folio::Folio;
 use mm_pgtable::LockedTable;
 use mm_rmap::RmapPlatform;
-use mm_vma::Event;
+use mm_vma::{Event, VmaFlags};
 
 impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
     /// Decides between reuse and copy (rules FAULT-07..11). `table` is locked
     /// and its entry is `e`.
     pub(crate) fn write_protected(&self, mut table: LockedTable<'f, P>, e: E<P>) -> FaultOutcome {
+        if self.asks_before_store(e) {
+            return self.user_fault(UserFault::Wp);
+        }
         let e = self.drop_uffd_wp(&mut table, e);
         let folio = self.counted_folio(e);
         if let Some(folio) = folio
@@ -25,12 +28,20 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
             }
             return FaultOutcome::MINOR;
         }
+        // A CPU may still have a translation from before a write protection,
+        // whose flush is on its way, and store by it into what is copied (rule
+        // FAULT-08, race F-RACE-28).
+        if self.vma.flags().contains(VmaFlags::UFFD_WP)
+            && let Some(page) = self.page()
+        {
+            self.tables().tlb().flush(page, FlushScope::Leaves);
+        }
         self.copy(table, e, folio)
     }
 
-    /// A store through a userfaultfd write protection: the asynchronous mode,
-    /// in which the first store only removes it (rule FAULT-07). Unsharing
-    /// leaves it alone.
+    /// A store through a write protection that nobody waits for: the
+    /// asynchronous mode, or a mapping that is not registered. The store ends it
+    /// (rule FAULT-07). Unsharing leaves it alone.
     fn drop_uffd_wp(&self, table: &mut LockedTable<'f, P>, e: E<P>) -> E<P> {
         if !self.access.is_write() || !e.is_uffd_wp() {
             return e;

@@ -28,6 +28,12 @@ pub enum MapError {
     /// The mapping is of a kind that the call does not apply to.
     #[error("the mapping at {0} does not support this")]
     Invalid(VirtAddr),
+    /// The mapping may never be written to, which the call needs.
+    #[error("the mapping at {0} can never be written to")]
+    Denied(VirtAddr),
+    /// No mapping there that is registered for what is asked.
+    #[error("no mapping at {0} is registered for this")]
+    NotRegistered(VirtAddr),
     /// No memory.
     #[error("out of memory at {0}")]
     NoMemory(VirtAddr),
@@ -42,6 +48,8 @@ impl MapError {
             MapError::Hole(_) | MapError::NoMemory(_) => "ENOMEM",
             MapError::BadAddress(_) => "EFAULT",
             MapError::Access(_) => "EACCES",
+            MapError::Denied(_) => "EPERM",
+            MapError::NotRegistered(_) => "ENOENT",
         }
     }
 

@@ -1,4 +1,5 @@
-//! Changing address spaces: mmap, munmap, fork, mprotect, mremap, madvise, exit.
+//! Changing address spaces: mmap, munmap, fork, mprotect, mremap, madvise, exit,
+//! userfaultfd.
 //!
 //! # The problem
 //!
@@ -29,6 +30,7 @@
 //! | [`fork`] | dirty (private), soft-dirty if tracked; write bits merged | one flush of the parent before it returns |
 //! | [`munmap`], [`zap_range`], [`exit`] | nothing | a flush before any reference is dropped |
 //! | [`mprotect`] | write, soft-dirty, exclusive marks | a flush if the format needs one |
+//! | [`uffd_wp`] | write, soft-dirty, exclusive marks | a flush if the format needs one |
 //! | [`mremap_move`] | write | a flush of the old place under both table locks |
 //!
 //! # Invariants
@@ -46,8 +48,8 @@
 //!
 //! # Not here
 //!
-//! Files and shared memory, swap slots, userfaultfd events, `MADV_FREE` and
-//! its relatives, NUMA hints, collapse, merging of equal pages.
+//! Files and shared memory, swap slots, queues of userfaultfd events and its
+//! copies of pages, `MADV_FREE` and its relatives, NUMA hints, collapse, merging of equal pages.
 //!
 //! # Example
 //!
@@ -92,6 +94,7 @@ mod policy;
 mod protect;
 mod remap;
 mod tables;
+mod uffd;
 mod vmas;
 mod zap;
 
@@ -104,4 +107,5 @@ pub use mmap::{mmap_anon, munmap};
 pub use policy::{Batching, MapPolicy};
 pub use protect::mprotect;
 pub use remap::{OldPlace, mremap_move, mremap_resize};
+pub use uffd::{UffdMode, WpChange, uffd_register, uffd_unregister, uffd_wp, uffd_zeropage};
 pub use zap::zap_range;

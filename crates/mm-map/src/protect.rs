@@ -1,4 +1,4 @@
-//! Changing rights.
+//! Changing entries in place: rights, and write protection for userfaultfd.
 //!
 //! A run is taken, changed as a value, and written back: between take and
 //! write-back hardware sees an empty entry and faults, so no accessed or dirty
@@ -16,7 +16,8 @@ use crate::policy::{MapPolicy, Strategy, by_policy};
 use crate::vmas::{check_range, merge, split_around};
 use mm_arch::respect::{SOFT_DIRTY, WRITE};
 use mm_arch::{
-    Arch, DeviceKind, Entry, Flush, FlushScope, Level, MigrationKind, NonPresent, Rights, VirtRange,
+    Arch, DeviceKind, Entry, Flush, FlushScope, Level, Markers, MigrationKind, NonPresent, Rights,
+    SwapBits, VirtRange,
 };
 use mm_folio::Folio;
 use mm_pgtable::{LockedEntry, LockedPmd, LockedTable, SpanKind, TableSpace, TablesStay};
@@ -57,7 +58,9 @@ pub fn mprotect<P: RmapPlatform>(
                 vma.set_flags(new);
             }
             if let Some(vma) = vmas.find(va) {
-                by_policy!(policy, change_range::<P>(mm, vmas.stay(), vma, part, &mut owed));
+                let stay = vmas.stay();
+                let change = Change::Rights;
+                by_policy!(policy, change_range::<P>(mm, stay, vma, part, change, &mut owed));
             }
             merge(vmas, part);
         }
@@ -96,17 +99,50 @@ fn may_have(flags: VmaFlags) -> bool {
     .all(|(right, may)| !flags.contains(right) || flags.contains(may))
 }
 
-/// Brings the entries of `range` in line with the rights that `vma` has now.
-fn change_range<B: Strategy, P: RmapPlatform>(
+/// What becomes of entries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Change {
+    /// They get the rights that their mapping has now.
+    Rights,
+    /// Besides, userfaultfd write-protects them (rule UFFD-04).
+    Protect,
+    /// Besides, that protection ends.
+    Unprotect,
+}
+
+impl Change {
+    /// A leaf after the change, but for an upgrade to writable (rule PTE-15).
+    fn of<En: Entry>(self, old: En, prot: En::Prot, level: Level) -> En {
+        let new = old.modify(prot, level);
+        match self {
+            Change::Rights => new,
+            Change::Protect => new.mkuffd_wp(),
+            Change::Unprotect => new.clear_uffd_wp(),
+        }
+    }
+    /// Whether entries may become writable by it.
+    fn upgrades(self, vma: &Vma) -> bool {
+        self != Change::Protect && vma.wants_write_upgrade()
+    }
+    /// Whether entries that map nothing become markers (rule MPROT-05).
+    pub(crate) fn marks(self, vma: &Vma) -> bool {
+        self == Change::Protect && vma.flags().contains(VmaFlags::UFFD_WP_UNPOPULATED)
+    }
+}
+
+/// Brings the entries of `range` in line with the rights that `vma` has now, and
+/// with `change`. Tables are not made.
+pub(crate) fn change_range<B: Strategy, P: RmapPlatform>(
     mm: &Mm<P>,
     stay: TablesStay<'_>,
     vma: &Vma,
     range: VirtRange,
+    change: Change,
     owed: &mut Flush<'_, <P as TableSpace>::Tlb>,
 ) {
     for span in mm.tables().spans(stay, range) {
         if span.kind != SpanKind::Hole {
-            change_span::<B, P>(mm, stay, vma, span.range, owed);
+            change_span::<B, P>(mm, stay, vma, span.range, change, owed);
         }
     }
 }
@@ -117,16 +153,17 @@ fn change_span<B: Strategy, P: RmapPlatform>(
     stay: TablesStay<'_>,
     vma: &Vma,
     range: VirtRange,
+    change: Change,
     owed: &mut Flush<'_, <P as TableSpace>::Tlb>,
 ) {
     loop {
         match mm.tables().lock_entry(stay, range.start()) {
             LockedEntry::Hole => return,
             LockedEntry::Table(table) => {
-                return change_table::<B, P>(mm, table, vma, range, owed);
+                return change_table::<B, P>(mm, table, vma, range, change, owed);
             }
             LockedEntry::Huge(pmd) if pmd.range() == Some(range) => {
-                return change_pmd(mm, pmd, vma, owed);
+                return change_pmd(mm, pmd, vma, change, owed);
             }
             LockedEntry::Huge(pmd) if pmd.entry().is_leaf(Level::Pmd) => split_locked_pmd(mm, pmd),
             // Non-present entries stand for whole leaves; VMAs do not cut them.
@@ -140,6 +177,7 @@ fn change_table<B: Strategy, P: RmapPlatform>(
     mut table: LockedTable<'_, P>,
     vma: &Vma,
     range: VirtRange,
+    change: Change,
     owed: &mut Flush<'_, <P as TableSpace>::Tlb>,
 ) {
     let mut i = table.index_of(range.start());
@@ -147,11 +185,15 @@ fn change_table<B: Strategy, P: RmapPlatform>(
     while i < end {
         let e = table.get(i);
         i += if e.is_none() {
-            table.none_run(i, table.limit(i).at_most(end - i))
+            let n = table.none_run(i, table.limit(i).at_most(end - i));
+            if change.marks(vma) {
+                mark::<P>(&mut table, i, n);
+            }
+            n
         } else if e.is_present(Level::Pte) {
-            change_present::<B, P>(mm, &mut table, vma, i, end - i, e, owed)
+            change_present::<B, P>(mm, &mut table, vma, i, end - i, e, change, owed)
         } else {
-            if let Some(new) = without_write::<P>(e, Level::Pte) {
+            if let Some(new) = changed_nonpresent::<P>(e, Level::Pte, change) {
                 table.set(i, new);
             }
             1
@@ -159,7 +201,17 @@ fn change_table<B: Strategy, P: RmapPlatform>(
     }
 }
 
+/// Puts write-protection markers into `n` empty entries.
+fn mark<P: RmapPlatform>(table: &mut LockedTable<'_, P>, i: usize, n: usize) {
+    let marker = NonPresent::Marker(Markers::UFFD_WP);
+    let Ok(marker) = E::<P>::from_nonpresent(marker, SwapBits::default()) else { return };
+    for k in i..i + n {
+        table.set(k, marker);
+    }
+}
+
 /// Changes the run that starts at `i`; its length.
+#[expect(clippy::too_many_arguments, reason = "a table, a position in it, and what to do there")]
 fn change_present<B: Strategy, P: RmapPlatform>(
     mm: &Mm<P>,
     table: &mut LockedTable<'_, P>,
@@ -167,11 +219,12 @@ fn change_present<B: Strategy, P: RmapPlatform>(
     i: usize,
     left: usize,
     e: E<P>,
+    change: Change,
     owed: &mut Flush<'_, <P as TableSpace>::Tlb>,
 ) -> usize {
     let prot = P::Arch::prot(vma.protection());
     let folio = counted_folio(mm, e, Level::Pte).filter(Folio::is_anon);
-    let upgrade = vma.wants_write_upgrade() && folio.is_some();
+    let upgrade = change.upgrades(vma) && folio.is_some();
     let mut exclusive = false;
     let run = match folio {
         Some(folio) => {
@@ -199,7 +252,7 @@ fn change_present<B: Strategy, P: RmapPlatform>(
         None => table.single(i),
     };
     table.modify(run, owed, |old| {
-        let new = old.modify(prot, Level::Pte);
+        let new = change.of(old, prot, Level::Pte);
         if upgrade && can_change_writable::<P::Arch>(vma, new, Level::Pte, exclusive) {
             new.mkwrite(vma.write_kind())
         } else {
@@ -224,6 +277,32 @@ fn alike_exclusive<P: RmapPlatform>(folio: Folio<'_, P>, first: u32, n: usize) -
     (false, shared)
 }
 
+/// A non-present entry after the change, if it is another one (rules MPROT-05,
+/// UFFD-05). Poison and guards stay.
+fn changed_nonpresent<P: RmapPlatform>(e: E<P>, level: Level, change: Change) -> Option<E<P>> {
+    match e.nonpresent(level)? {
+        NonPresent::Marker(m) if change == Change::Unprotect && m.contains(Markers::UFFD_WP) => {
+            let kept = m - Markers::UFFD_WP;
+            return if kept.is_empty() {
+                Some(E::<P>::NONE)
+            } else {
+                E::<P>::from_nonpresent(NonPresent::Marker(kept), e.swap_bits()).ok()
+            };
+        }
+        NonPresent::Marker(_) | NonPresent::Hwpoison(_) => return None,
+        _ => {}
+    }
+    let new = without_write::<P>(e, level).unwrap_or(e);
+    let mut bits = new.swap_bits();
+    match change {
+        Change::Rights => {}
+        Change::Protect => bits.uffd_wp = true,
+        Change::Unprotect => bits.uffd_wp = false,
+    }
+    let new = if bits == new.swap_bits() { new } else { new.with_swap_bits(bits) };
+    (new != e).then_some(new)
+}
+
 /// The read-only form of a non-present entry that stands for a writable one
 /// (rule MPROT-05): the page comes back with what the entry says. It gets write
 /// permission again by a fault, or by the mark it keeps.
@@ -245,11 +324,12 @@ fn change_pmd<P: RmapPlatform>(
     mm: &Mm<P>,
     mut pmd: LockedPmd<'_, P>,
     vma: &Vma,
+    change: Change,
     owed: &mut Flush<'_, <P as TableSpace>::Tlb>,
 ) {
     let e = pmd.entry();
     if !e.is_leaf(Level::Pmd) {
-        if let Some(new) = without_write::<P>(e, Level::Pmd) {
+        if let Some(new) = changed_nonpresent::<P>(e, Level::Pmd, change) {
             pmd.swap(new, owed);
         }
         return;
@@ -259,8 +339,8 @@ fn change_pmd<P: RmapPlatform>(
     // is owed is that of the whole change.
     let mut scratch = mm.tables().tlb().obligation();
     let old = pmd.swap(e.mkinvalid(Level::Pmd), &mut scratch);
-    let mut new = old.modify(P::Arch::prot(vma.protection()), Level::Pmd);
-    if vma.wants_write_upgrade()
+    let mut new = change.of(old, P::Arch::prot(vma.protection()), Level::Pmd);
+    if change.upgrades(vma)
         && let Some(folio) = counted_folio(mm, old, Level::Pmd)
     {
         let exclusive = folio.is_anon() && folio.memmap().page_exclusive(folio.head());

@@ -92,7 +92,9 @@ fn move_part<P: RmapPlatform>(
         Some(_) => src.pgoff(),
         None => target.start().get() >> P::Arch::PAGE_SHIFT,
     };
-    let dst = src.moved_to(target, pgoff);
+    let mut dst = src.moved_to(target, pgoff);
+    // Userfaultfd does not follow a move (rule MREMAP-01).
+    dst.set_flags(src.flags() - VmaFlags::UFFD_ANY);
     dst.set_anon(None);
     if vmas.insert(dst).is_err() {
         merge(vmas, part);

@@ -3,11 +3,19 @@
 use crate::MapError;
 use mm_arch::{Arch, Level, VirtAddr, VirtRange};
 use mm_rmap::{RmapPlatform, split_pmd};
-use mm_vma::{MmWrite, Vma, VmaFlags};
+use mm_vma::{Mm, MmWrite, Vma, VmaFlags};
 
 /// Checks that `range` is page-aligned and in user space.
 pub(crate) fn check_range<P: RmapPlatform>(
     vmas: &MmWrite<'_, P>,
+    range: VirtRange,
+) -> Result<(), MapError> {
+    check_user_range(vmas.mm(), range)
+}
+
+/// As [`check_range`], without the write side.
+pub(crate) fn check_user_range<P: RmapPlatform>(
+    mm: &Mm<P>,
     range: VirtRange,
 ) -> Result<(), MapError> {
     let shift = P::Arch::PAGE_SHIFT;
@@ -17,7 +25,7 @@ pub(crate) fn check_range<P: RmapPlatform>(
     if !VirtAddr::new(range.bytes()).is_aligned(shift) {
         return Err(MapError::Unaligned(VirtAddr::new(range.bytes())));
     }
-    if vmas.mm().is_user_range(range) { Ok(()) } else { Err(MapError::NotUser(range)) }
+    if mm.is_user_range(range) { Ok(()) } else { Err(MapError::NotUser(range)) }
 }
 
 /// Makes `va` a VMA boundary. A PMD leaf across it is split first (rule VMA-01):
