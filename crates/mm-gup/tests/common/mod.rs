@@ -395,6 +395,7 @@ impl<A: Arch> FaultHandler<M<A>> for Script {
             FaultOutcome::Done { .. } => Resolved::Done(vmas),
 
             FaultOutcome::Oom => Resolved::Failed(vmas, FaultError::NoMemory),
+            FaultOutcome::UserFault { .. } => Resolved::WouldWait(vmas),
             _ => Resolved::Failed(vmas, FaultError::Signal),
         }
     }
