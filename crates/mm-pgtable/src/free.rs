@@ -77,17 +77,22 @@ impl<S: TableSpace> PageTables<S> {
     }
 
     /// Number of tables of this space, the root and deposited ones included.
-    /// For audits: nothing may change the tree meanwhile.
-    pub fn count_tables(&self, _stay: TablesStay<'_>) -> usize {
+    /// For audits: exact if nothing changes the tree meanwhile.
+    pub fn count_tables(&self, stay: TablesStay<'_>) -> usize {
+        stay.check_all(self);
         self.count_below(self.root(), S::Arch::top())
     }
     fn count_below(&self, frame: TableFrame, level: Level) -> usize {
-        // SAFETY: linked, and nothing changes the tree meanwhile (caller).
+        // SAFETY: linked, and the caller's proof says that no table is freed.
         let view: View<'_, S, Pinned> =
             unsafe { View::new(self.space(), frame, level, VirtAddr::new(0)) };
         let mut n = 1;
+        // Under the lock: a deposited table is freed as soon as it is withdrawn,
+        // whoever proves that linked tables stay.
+        let guard = view.desc().lock().lock();
         // SAFETY: deposited tables are allocated until they are withdrawn.
         n += view.desc().deposits(|f| unsafe { self.space().tables().desc(f).as_ref() });
+        drop(guard);
         if let Some(child_level) = S::Arch::below(level) {
             for index in 0..S::Arch::nr_entries(level) {
                 if let Some(child) = view.get(index).as_table(level) {
@@ -100,7 +105,8 @@ impl<S: TableSpace> PageTables<S> {
 
     /// Recounts the entries of every table and reports each descriptor that
     /// says otherwise, as (frame, counted, claimed). For audits.
-    pub fn audit_counts(&self, _stay: TablesStay<'_>, bad: &mut dyn FnMut(TableFrame, u32, u32)) {
+    pub fn audit_counts(&self, stay: TablesStay<'_>, bad: &mut dyn FnMut(TableFrame, u32, u32)) {
+        stay.check_all(self);
         self.audit_below(self.root(), S::Arch::top(), bad);
     }
     fn audit_below(

@@ -13,18 +13,76 @@ use mm_sync::Quiescence;
 /// that spans the walk: tables are freed only by a holder of the mmap lock's
 /// exclusive side, after the VMA left the rmap trees. Locks may be waited for
 /// with this proof, unlike with a quiescence guard.
+///
+/// A proof of [`of`](Self::of) knows what it is about: using it with other
+/// tables, or with addresses outside of its range, panics. So safe code cannot
+/// lock tables of one space with the mmap lock of another.
 #[derive(Clone, Copy, Debug)]
-pub struct TablesStay<'g>(PhantomData<(&'g (), *const ())>);
+pub struct TablesStay<'g> {
+    // The `PageTables` that it is about; null: whoever made it answers for that.
+    tables: *const (),
+    first: VirtAddr,
+    last: VirtAddr,
+    _during: PhantomData<(&'g (), *const ())>,
+}
 
-impl TablesStay<'_> {
-    /// Claims the proof.
+impl<'g> TablesStay<'g> {
+    /// Claims the proof for whatever it will be used with.
     ///
     /// # Safety
     ///
     /// During `'g` no table of the space that the proof is used with is freed.
     #[inline]
     pub const unsafe fn new() -> Self {
-        TablesStay(PhantomData)
+        TablesStay {
+            tables: core::ptr::null(),
+            first: VirtAddr::new(0),
+            last: VirtAddr::new(u64::MAX),
+            _during: PhantomData,
+        }
+    }
+    /// Claims the proof for `tables`.
+    ///
+    /// # Safety
+    ///
+    /// During `'g` no table of `tables` is freed.
+    #[inline]
+    pub const unsafe fn of<S: TableSpace>(tables: &'g PageTables<S>) -> Self {
+        TablesStay {
+            tables: core::ptr::from_ref(tables).cast(),
+            first: VirtAddr::new(0),
+            last: VirtAddr::new(u64::MAX),
+            _during: PhantomData,
+        }
+    }
+    /// Claims the proof for the tables of `tables` that cover addresses of `range`.
+    ///
+    /// # Safety
+    ///
+    /// During `'g` none of them is freed.
+    #[inline]
+    pub const unsafe fn of_range<S: TableSpace>(
+        tables: &'g PageTables<S>,
+        range: VirtRange,
+    ) -> Self {
+        // SAFETY: passed on to the caller; narrowed to what it vouches for.
+        let all = unsafe { Self::of(tables) };
+        TablesStay { first: range.start(), last: range.last(), ..all }
+    }
+    #[inline]
+    fn check<S: TableSpace>(self, tables: &PageTables<S>, first: VirtAddr, last: VirtAddr) {
+        assert!(
+            (self.tables.is_null()
+                || core::ptr::eq(self.tables, core::ptr::from_ref(tables).cast()))
+                && self.first <= first
+                && last <= self.last,
+            "this proof is not about these tables"
+        );
+    }
+    /// Panics unless this is a proof for all of `tables`.
+    #[inline]
+    pub(crate) fn check_all<S: TableSpace>(self, tables: &PageTables<S>) {
+        self.check(tables, VirtAddr::new(0), VirtAddr::new(u64::MAX));
     }
 }
 
@@ -142,9 +200,10 @@ impl<S: TableSpace> PageTables<S> {
     /// The view of the PMD table that covers `va`.
     fn pmd_view<'g>(
         &'g self,
-        _stay: TablesStay<'g>,
+        stay: TablesStay<'g>,
         va: VirtAddr,
     ) -> Result<View<'g, S, Pinned>, Level> {
+        stay.check(self, va, va);
         let mut frame = self.root;
         let mut base = VirtAddr::new(0);
         for level in S::Arch::LEVELS.iter().copied() {
@@ -279,10 +338,11 @@ impl<S: TableSpace> PageTables<S> {
     /// Puts a new table under the empty entry of `level` that covers `va`.
     fn install_at<'g>(
         &'g self,
-        _stay: TablesStay<'g>,
+        stay: TablesStay<'g>,
         va: VirtAddr,
         level: Level,
     ) -> Result<(), TableAllocError> {
+        stay.check(self, va, va);
         let child_level = S::Arch::below(level).ok_or(TableAllocError)?;
         // Allocated without locks: it may wait, or fail.
         let child = self.space.tables().alloc(child_level)?;

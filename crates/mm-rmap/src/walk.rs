@@ -92,8 +92,8 @@ impl<P: RmapPlatform> AnonTrees<P> {
                 nr_pages: (end - first) as u32,
                 // SAFETY: tables under a VMA are freed only after it left the
                 // trees, for which the lock that `grove` is borrowed from is
-                // taken exclusively.
-                stay: unsafe { TablesStay::new() },
+                // taken exclusively. Of other tables this says nothing.
+                stay: unsafe { TablesStay::of_range(mm.tables(), member.range) },
             };
             if visit(&mm, visited).is_break() {
                 return WalkEnd::Stopped;

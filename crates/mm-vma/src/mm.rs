@@ -193,7 +193,7 @@ impl<'m, P: Platform> MmRead<'m, P> {
     pub fn stay(&self) -> TablesStay<'_> {
         // SAFETY: tables are freed only under the write side (invariant of
         // `Mm`), which this guard excludes while it is borrowed.
-        unsafe { TablesStay::new() }
+        unsafe { TablesStay::of(self.mm.tables()) }
     }
 }
 
@@ -209,7 +209,7 @@ impl<'m, P: Platform> MmWrite<'m, P> {
         // SAFETY: only this thread could free tables; the one function that
         // does, `free_empty_tables`, is unsafe and asks that no walker of this
         // thread is in the middle of a table.
-        unsafe { TablesStay::new() }
+        unsafe { TablesStay::of(self.mm.tables()) }
     }
 }
 

@@ -2,6 +2,7 @@
 #![cfg(not(loom))]
 
 mod graph;
+mod proofs;
 mod split_pmd;
 mod walks;
 mod within_vma;
