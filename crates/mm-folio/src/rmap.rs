@@ -284,12 +284,15 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
     /// and is still right.
     pub fn split_pmd_counts(&self, mm: MmId) {
         debug_assert!(self.is_anon() && self.entire_mapcount() > 0);
-        // References before mappings (rule FOLIO-03).
-        self.head_record().refs.fetch_add(self.nr_pages() - 1, Relaxed);
+        // References before mappings (rule FOLIO-03): for a moment there is one
+        // mapping more than pages, and it has its reference, too (INV-1).
+        self.head_record().refs.fetch_add(self.nr_pages(), Relaxed);
         if self.map.page_exclusive(self.head()) {
             self.map.set_exclusive(self.head(), self.nr_pages() as usize);
         }
         self.add_ptes(0, self.nr_pages(), mm);
         self.remove_pmd(mm);
+        // Never the last one. Release: as every put, see there.
+        self.map.put_units(self.head, 1);
     }
 }
