@@ -221,6 +221,20 @@ impl<S: TableSpace> PageTables<S> {
         Err(Level::Pte)
     }
 
+    /// The entry at `index` of a PMD table, empty only if nothing is there.
+    ///
+    /// A format of several words per entry empties an entry for a moment when it
+    /// is replaced, under its lock. Who unmaps or protects a range must not take
+    /// that for a hole and pass by.
+    fn settled(&self, pmd: View<'_, S, Pinned>, index: usize) -> <S::Arch as Arch>::Entry {
+        let entry = pmd.get(index);
+        if S::Arch::WORDS > 1 && entry.is_none() {
+            let _guard = pmd.desc().lock().lock();
+            return pmd.get(index);
+        }
+        entry
+    }
+
     /// Locks the PMD table that covers `va`; `None` if there is none.
     pub fn lock_pmd<'g>(&'g self, stay: TablesStay<'g>, va: VirtAddr) -> Option<LockedPmd<'g, S>> {
         let view = self.pmd_view(stay, va).ok()?;
@@ -265,7 +279,7 @@ impl<S: TableSpace> PageTables<S> {
         let Ok(pmd) = self.pmd_view(stay, va) else { return LockedEntry::Hole };
         let index = pmd.index_of(va);
         loop {
-            let entry = pmd.get(index);
+            let entry = self.settled(pmd, index);
             if entry.is_none() {
                 return LockedEntry::Hole;
             }
@@ -389,13 +403,14 @@ impl<S: TableSpace> PageTables<S> {
     }
 
     /// The stretch of `range` that starts at its first address and lies under
-    /// one entry. A hole extends to the end of the entry that is missing.
+    /// one entry. A hole extends to the end of the entry that is missing. May wait
+    /// for the lock of a PMD table.
     pub fn span(&self, stay: TablesStay<'_>, range: VirtRange) -> Span {
         let va = range.start();
         let (level, kind) = match self.pmd_view(stay, va) {
             Err(level) => (level, SpanKind::Hole),
             Ok(pmd) => {
-                let e = pmd.get(pmd.index_of(va));
+                let e = self.settled(pmd, pmd.index_of(va));
                 let kind = if e.is_none() {
                     SpanKind::Hole
                 } else if e.as_table(Level::Pmd).is_some() {

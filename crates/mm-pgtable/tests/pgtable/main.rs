@@ -5,5 +5,6 @@
 mod common;
 mod batched;
 mod entries;
+mod momentary;
 mod tree;
 mod window;
