@@ -1,7 +1,7 @@
 //! The lockless walk: page tables and the memory map, nothing else.
 //!
 //! See the crate documentation for the order of steps and why it is sound, and
-//! `docs/protocols/gup-fast` for the races and their models.
+//! `docs/src/protocols/gup-fast.md` for the races and their models.
 
 use crate::policy::{Batched, Batching, PerPage};
 use crate::unshare::unshared_pages;
