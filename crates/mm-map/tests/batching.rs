@@ -8,9 +8,12 @@ mod common;
 
 use common::*;
 use mm_arch::model::{ModelCont, ModelPair, ModelWord};
-use mm_arch::{Arch, Entry, Level, Rights};
+use mm_arch::{Arch, Entry, Level, Markers, NonPresent, Rights};
 use mm_folio::Pin;
-use mm_map::{Advice, MapPolicy, OldPlace, fork, madvise, mprotect, mremap_move, munmap};
+use mm_map::{
+    Advice, MapPolicy, OldPlace, UffdMode, WpChange, fork, madvise, mprotect, mremap_move, munmap,
+    uffd_register, uffd_unregister, uffd_wp,
+};
 use mm_vma::{Platform, RssKind, VmaFlags};
 use mm_x86::X86_64;
 use proptest::prelude::*;
@@ -157,11 +160,22 @@ struct Seen {
     young_dirty: Option<[bool; 2]>,
 }
 
+impl Seen {
+    fn nothing(page: u64) -> Self {
+        let access = [false; 3];
+        Seen { page, pfn: 0, access, special: false, wp: false, soft: false, young_dirty: None }
+    }
+}
+
 fn seen<A: Arch>(p: &Space<A>, first: u64, soft: bool, history: History) -> Vec<Seen> {
     (first..first + NR)
         .filter_map(|page| {
             let (e, level) = entry::<A>(p, page);
-            assert!(e.is_none() || e.is_leaf(level), "{e:?}");
+            let marker = e.nonpresent(level) == Some(NonPresent::Marker(Markers::UFFD_WP));
+            assert!(e.is_none() || marker || e.is_leaf(level), "{e:?}");
+            if marker {
+                return Some(Seen { wp: true, ..Seen::nothing(page) });
+            }
             e.is_leaf(level).then(|| Seen {
                 page,
                 pfn: e.pfn(level).get(),
@@ -183,7 +197,10 @@ fn counts<A: Arch>(m: &M<A>) -> Vec<(u64, u32, i32, u32, Vec<u32>)> {
 }
 fn any_dirty<A: Arch>(p: &Space<A>, first: u64) -> Vec<u64> {
     let mut frames: Vec<_> = (first..first + NR)
-        .filter(|page| pte::<A>(p, *page).is_dirty())
+        .filter(|page| {
+            let e = pte::<A>(p, *page);
+            e.is_present(Level::Pte) && e.is_dirty()
+        })
         .map(|page| p.platform().memmap().folio(pte::<A>(p, page).pfn(Level::Pte)).head().get())
         .collect();
     frames.dedup();
@@ -272,6 +289,53 @@ fn protects<A: Arch>(t: &Table, first: u64, n: u64, none: bool) -> Result<(), Te
     r.into_iter().for_each(Result_::end);
     same
 }
+fn uffd_protects<A: Arch>(t: &Table, first: u64, n: u64, mark: bool) -> Result<(), TestCaseError> {
+    let r = both::<A>(t, |policy, p| {
+        let mut mode = UffdMode::WP;
+        mode.set(UffdMode::WP_UNPOPULATED, mark);
+        uffd_register(policy, &mut p.write(), pages::<A>(0, NR), mode).expect("memory");
+        let part = pages::<A>(first, n);
+        uffd_wp(policy, &p.read(), part, WpChange::Protect).expect("registered");
+        let part = pages::<A>(first, n / 2 + 1);
+        uffd_wp(policy, &p.read(), part, WpChange::Unprotect).expect("registered");
+        let part = pages::<A>(first / 2, n / 3 + 1);
+        uffd_unregister(policy, &mut p.write(), part).expect("memory");
+        None
+    });
+    let same = same(&r, 0, true, History::Merged);
+    let tail = (first + n / 2 + 1)..(first + n);
+    let wrong = r.iter().find_map(|x| wrong_protection(&x.spaces[0], tail.clone(), mark));
+    r.into_iter().for_each(Result_::end);
+    prop_assert_eq!(wrong, None);
+    same
+}
+/// A page that is protected and should not be, or the reverse: of `tail` all pages
+/// are that are in a registered mapping.
+fn wrong_protection<A: Arch>(
+    p: &Space<A>,
+    tail: core::ops::Range<u64>,
+    mark: bool,
+) -> Option<(u64, &'static str)> {
+    let vmas = p.read();
+    let armed =
+        |page| vmas.find(va::<A>(page)).is_some_and(|v| v.flags().contains(VmaFlags::UFFD_WP));
+    (0..NR).find_map(|page| {
+        let e = pte::<A>(p, page);
+        let is_wp = e.is_present(Level::Pte) && e.is_uffd_wp();
+        let is_marker = e.nonpresent(Level::Pte).is_some();
+        let wanted = tail.contains(&page) && armed(page) && (mark || !e.is_none());
+        let wrong = if is_wp && e.is_writable(Level::Pte) {
+            "writable and protected"
+        } else if (is_wp || is_marker) && !armed(page) {
+            "protected outside of a registered mapping"
+        } else if wanted && !is_wp && !is_marker {
+            "not protected"
+        } else {
+            return None;
+        };
+        Some((page, wrong))
+    })
+}
 fn moves<A: Arch>(t: &Table, first: u64, n: u64, to: u64) -> Result<(), TestCaseError> {
     let r = both::<A>(t, |policy, p| {
         let to = va::<A>(256 + to);
@@ -315,6 +379,11 @@ proptest! {
     #[test]
     fn protected(t in table(), (first, n) in part(), none in any::<bool>()) {
         on_formats!(protects(&t, first, n, none));
+    }
+    /// Rules: BATCH-15, BATCH-18, UFFD-04, PTE-15, MPROT-05. Cases: MM-039.
+    #[test]
+    fn write_protected(t in table(), (first, n) in part(), mark in any::<bool>()) {
+        on_formats!(uffd_protects(&t, first, n, mark));
     }
     /// Rules: BATCH-12, BATCH-18, MREMAP-01, MREMAP-03.
     #[test]
