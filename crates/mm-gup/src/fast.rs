@@ -152,11 +152,12 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
                 break;
             }
             self.observer.event(Event::Atomics, if K::PINS && refs.is_large() { 2 } else { 1 });
-            if B::ON && refs.is_large() {
+            let (folio, large) = (refs.folio(), refs.is_large());
+            // As plain numbers from here on: a value that must be dropped on the
+            // way out of every panic would live in memory.
+            let held = refs.into_run(0);
+            if B::ON && large {
                 let left = want - got;
-                // As plain numbers: a value passed by reference would live in
-                // memory for small folios, too.
-                let held = refs.into_run(0);
                 let n = self.large::<K>(ptes, index, head, pfn, left, early, flags, held, out);
                 if n == 0 {
                     break;
@@ -164,14 +165,14 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
                 got += n;
                 continue;
             }
-            let folio = refs.folio();
             if !head.is_writable(Level::Pte)
                 && unshared_pages::<K, S>(None, flags, folio, pfn, 1) == 0
             {
+                self.map.put_run::<K>(held);
                 break;
             }
             folio.set_flag(FolioFlags::REFERENCED);
-            out.push(refs.into_run(folio.index_of(pfn)));
+            out.push_page(pfn, held.head);
             got += 1;
         }
         got

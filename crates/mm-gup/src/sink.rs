@@ -8,6 +8,12 @@ use mm_folio::{FolioRun, FolioSpace, MemMap, RefKind};
 pub trait Sink {
     /// Takes over the references of `run`.
     fn push(&mut self, run: FolioRun);
+    /// Takes over the reference of one page, of the folio at `head`. A loop over
+    /// pages calls it: an output of pages need not know the folio.
+    #[inline]
+    fn push_page(&mut self, page: Pfn, head: Pfn) {
+        self.push(FolioRun { head, first: page.since(head) as u32, nr: 1 });
+    }
     /// Number of pages so far.
     fn pages(&self) -> usize;
     /// Gives back the references of all pages behind the first `keep`.
@@ -48,6 +54,11 @@ impl Sink for Pages<'_> {
             *page = first.add(i as u64);
         }
         self.nr += run.nr as usize;
+    }
+    #[inline]
+    fn push_page(&mut self, page: Pfn, _: Pfn) {
+        self.out[self.nr] = page;
+        self.nr += 1;
     }
     fn pages(&self) -> usize {
         self.nr
