@@ -1,12 +1,12 @@
 //! What cargo knows about this workspace.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::Value;
 
 use crate::cmd::{self, Error};
 
-/// The workspace that xtask was built in.
+/// The workspace that xtask is run in.
 pub struct Workspace {
     /// Repository root.
     pub root: PathBuf,
@@ -34,9 +34,12 @@ pub struct Package {
 impl Workspace {
     /// Asks `cargo metadata`; needs no network.
     pub fn load() -> Result<Self, Error> {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .parent()
-            .ok_or_else(|| Error::Input("xtask lies in no workspace".into()))?;
+        // As cargo says now, not as it said then: with a target directory that
+        // several checkouts share, another one may have built this program.
+        let manifest = std::env::var_os("CARGO_MANIFEST_DIR")
+            .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+        let root =
+            manifest.parent().ok_or_else(|| Error::Input("xtask lies in no workspace".into()))?;
         let mut c = cmd::cargo(&["metadata", "--no-deps", "--format-version", "1"]);
         let out = cmd::output(c.current_dir(root))?;
         let v: Value = serde_json::from_slice(&out.stdout)
@@ -105,6 +108,7 @@ fn strings(v: &Value) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     #[test]
     fn metadata_is_read() {
