@@ -245,9 +245,11 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
             return FaultOutcome::MINOR.into();
         };
         // No CPU may read zeros any more once one can write the new folio. The
-        // deposited table stays.
+        // deposited table stays. Never empty: whoever protects the range beside
+        // faults would take the entry for a hole and pass by (rule MPROT-07).
         let mut owed = self.tables().tlb().obligation();
-        pmd.swap(E::<P>::NONE, &mut owed);
+        let hole = mm_sync::mutant!("fault.huge_zero.hole");
+        pmd.swap(if hole { E::<P>::NONE } else { seen.mkinvalid(Level::Pmd) }, &mut owed);
         owed.now();
         self.map_huge(pmd, new);
         FaultOutcome::MINOR.into()

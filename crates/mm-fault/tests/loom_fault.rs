@@ -286,3 +286,27 @@ fn two_faults_on_one_empty_pmd() {
     }
     race("two_faults_on_one_empty_pmd", model, &["fault.huge.no_recheck"]);
 }
+
+/// Race F-RACE-36: who write-protects or discards the range looks without the
+/// lock, beside faults, and passes by holes. Rules: MPROT-07, ANON-11.
+#[test]
+fn a_huge_zero_leaf_that_is_written_is_never_a_hole() {
+    fn model() {
+        let config = ModelConfig { nr_frames: 24, huge_zero: true, ..ModelConfig::tiny() };
+        let m: M<A> = machine(config).expect("machine");
+        let thp = ThpPolicy::new(3).with_global(ThpMode::Always);
+        let p = Process::new(&m).with_policy(thp);
+        p.map(pages(0, 8), RW);
+        assert_eq!(p.fault(0, FaultFlags::empty()), DONE);
+        assert_eq!((p.entry(0).1, p.rss()), (Level::Pmd, 0));
+        let p = p.shared();
+        let other = spawn({
+            let p = p.clone();
+            move || assert_eq!(p.fault(0, WRITE), DONE)
+        });
+        assert!(!p.entry(0).0.is_none(), "a hole where zeros are mapped");
+        other.join().expect("thread");
+        assert_eq!((m.folios_in_use(), p.rss()), (1, 8));
+    }
+    race("huge_zero_vs_lookup", model, &["fault.huge_zero.hole"]);
+}
