@@ -24,7 +24,7 @@ struct Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let fields = (0u8..40, 0usize..3, 0usize..3, any::<u64>(), any::<u64>(), 1u16..60000);
+    let fields = (0u8..48, 0usize..3, 0usize..3, any::<u64>(), any::<u64>(), 1u16..60000);
     fields.prop_map(|(what, proc, region, first, pages, value)| Step {
         what,
         proc,
@@ -102,6 +102,12 @@ fn scenario(steps: &[Step]) -> String {
                 moves += 1;
                 format!("mremap {proc} {range} move m{moves} to={}", value % 600)
             }
+            39 => format!("uffd {proc} {range} register wp"),
+            40 => format!("uffd {proc} {region} register wp unpopulated"),
+            41 => format!("uffd {proc} {range} register missing wp async"),
+            42..=44 => format!("uffd {proc} {range} protect"),
+            45 => format!("uffd {proc} {range} unprotect"),
+            46 => format!("uffd {proc} {range} unregister\nevents {proc}"),
             _ => format!("observe {proc} {region}\nfaults {proc}\nvmas {proc} {region}\nstats"),
         };
         s.push_str(&line);
