@@ -124,10 +124,12 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
         out: &mut impl Sink,
     ) -> usize {
         let kind = if WRITE { AccessKind::Write } else { AccessKind::Read };
-        let base = ptes.index_of(va);
-        let mut got = 0;
-        while got < want {
-            let index = base + got;
+        let first = ptes.index_of(va);
+        // The caller stays in the table. Said again, so that no entry of the loop
+        // needs to ask.
+        let end = (first + want).min(S::Arch::nr_entries(Level::Pte));
+        let mut index = first;
+        while index < end {
             let head = ptes.pte(index);
             self.observer.event(Event::EntriesRead, 1);
             // An inaccessible or non-present entry permits nothing.
@@ -136,7 +138,7 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
             }
             let pfn = head.pfn(Level::Pte);
             let early = if mutant!("gup.batch.scan_first") && B::ON {
-                self.scan(ptes, index, head, self.map.folio(pfn), pfn, want - got)
+                self.scan(ptes, index, head, self.map.folio(pfn), pfn, end - index)
             } else {
                 0
             };
@@ -157,12 +159,12 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
             // way out of every panic would live in memory.
             let held = refs.into_run(0);
             if B::ON && large {
-                let left = want - got;
+                let left = end - index;
                 let n = self.large::<K>(ptes, index, head, pfn, left, early, flags, held, out);
                 if n == 0 {
                     break;
                 }
-                got += n;
+                index += n;
                 continue;
             }
             if !head.is_writable(Level::Pte)
@@ -173,9 +175,9 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
             }
             folio.set_flag(FolioFlags::REFERENCED);
             out.push_page(pfn, held.head);
-            got += 1;
+            index += 1;
         }
-        got
+        index - first
     }
 
     /// The run of a head that is held and verified: scanned, cut to what needs
