@@ -40,12 +40,14 @@
 //!
 //! # Not here
 //!
-//! hugetlbfs, devices and files (they join with their own mappings).
+//! hugetlbfs, devices and files (they join with their own mappings); splitting a
+//! PMD leaf on request ([`GupFlags::SPLIT_PMD`] is refused); migration before
+//! long-term pins.
 //!
 //! # Example
 //!
-//! See `examples/pin.rs`, which maps a large folio, pins it by both paths and
-//! gives it back.
+//! See `examples/pin.rs`, which faults large folios in through the slow path, pins
+//! them again by the fast one, forks, and gives everything back.
 #![no_std]
 
 extern crate alloc;
