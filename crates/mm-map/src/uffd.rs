@@ -22,7 +22,7 @@ use crate::entry::E;
 use crate::policy::{MapPolicy, by_policy};
 use crate::protect::{Change, change_range};
 use crate::vmas::{check_range, check_user_range, merge, split_around};
-use mm_arch::{Arch, Entry, Level, VirtAddr, VirtRange};
+use mm_arch::{Arch, Entry, Level, Markers, NonPresent, VirtAddr, VirtRange};
 use mm_pgtable::{Ensured, SpanKind, TablesStay};
 use mm_rmap::RmapPlatform;
 use mm_vma::{Mm, MmRead, MmWrite, Vma, VmaFlags};
@@ -227,12 +227,14 @@ fn make_tables<P: RmapPlatform>(
 }
 
 /// Maps the zero page to the missing pages of `range`, in registered mappings: the
-/// answer to an event of a missing page.
+/// answer to an event of a missing page. In the place of a marker it comes
+/// write-protected; a kernel may refuse that, and leave whoever answers by zero
+/// pages without an answer.
 ///
 /// # Errors
 ///
 /// If the range is not page-aligned or not in user space; at the first page that is
-/// there, or protected, or in no registered mapping; if there is no memory for a
+/// there, or in no registered mapping; if there is no memory for a
 /// table. The pages below the position in the error are mapped.
 pub fn uffd_zeropage<P: RmapPlatform>(
     vmas: &MmRead<'_, P>,
@@ -256,11 +258,14 @@ fn zero_page<P: RmapPlatform>(vmas: &MmRead<'_, P>, va: VirtAddr) -> Result<(), 
     let ensured = mm.tables().ensure_table(vmas.stay(), va).map_err(|_| MapError::NoMemory(va))?;
     let Ensured::Table(mut table) = ensured else { return Err(exists) };
     let index = table.index_of(va);
-    if !table.get(index).is_none() {
+    let old = table.get(index);
+    let marked = old.nonpresent(Level::Pte) == Some(NonPresent::Marker(Markers::UFFD_WP));
+    if !old.is_none() && !marked {
         return Err(exists);
     }
     let prot = P::Arch::prot(vma.protection());
     let zero = E::<P>::leaf(mm.platform().zero_page(), prot, Level::Pte);
-    table.set(index, zero.mkspecial());
+    let zero = zero.mkspecial();
+    table.set(index, if marked { zero.mkuffd_wp() } else { zero });
     Ok(())
 }

@@ -313,6 +313,12 @@ mod generic {
         assert_eq!(which::<A>(&p, 0, 8, is_zero), [0, 1], "what is below is done");
         let zero = pte::<A>(&p, 0);
         assert!(zero.is_special() && !zero.is_writable(Level::Pte));
+        if A::HAS_UFFD_WP {
+            register::<A>(&p, 0, 8, MARKED | UffdMode::MISSING);
+            protect::<A>(&p, 5, 1);
+            assert_eq!(fill(5, 1), Ok(()));
+            assert!(is_zero(pte::<A>(&p, 5)) && pte::<A>(&p, 5).is_uffd_wp());
+        }
         assert_eq!(fill(6, 4).map_err(MapError::errno), Err("ENOENT"));
         audit(&m, &[&p]);
         finish(&m, vec![p]);
