@@ -236,6 +236,20 @@ fn a_widened_write_bit_is_reported() {
     );
 }
 
+/// Rules: UFFD-06, PTE-15. Cases: MM-039, MM-043.
+#[test]
+fn a_write_protection_that_nobody_watches_is_reported() {
+    let (m, p) = filled();
+    let stale = |va| move |v: &AuditViolation| matches!(v, AuditViolation::StaleProtection { va: at, level: Level::Pte, .. } if *at == va);
+    rewrite(&p, page(3), |e| e.mkuffd_wp());
+    m.settle();
+    assert_found(&found(&m, &p), stale(page(3)));
+    p.uffd_register(pages(0, 8), mm_map::UffdMode::WP).expect("register");
+    assert_eq!(found(&m, &p), []);
+    rewrite(&p, page(3), |e| e.mkwrite(WriteKind::Normal));
+    assert_found(&found(&m, &p), stale(page(3)));
+}
+
 /// Rules: INV-3.
 #[test]
 fn an_exclusive_page_with_two_mappings_is_reported() {

@@ -115,6 +115,24 @@ fn protection_of_pages_that_are_not_there() {
     );
 }
 
+/// Rules: UFFD-01, ANON-04. A page that is missing and protected is asked about
+/// twice.
+#[test]
+fn a_missing_page_that_is_protected() {
+    prints(
+        "mmap p0 a 4 anon rw private\n\
+         uffd p0 a register missing wp unpopulated\n\
+         uffd p0 a:1 protect\n\
+         write p0 a:0+2 4\n\
+         events p0\n\
+         content p0 a:0+2\n",
+        &[
+            r#"{"line":5,"op":"events","p":"p0","e":[["a",0,"missing-w"],["a",1,"missing-w"],["a",1,"wp"]]}"#,
+            r#"{"line":6,"op":"content","p":"p0","r":"a","c":[[0,2,"4"]]}"#,
+        ],
+    );
+}
+
 /// Rules: UFFD-06, MREMAP-01. Cases: MM-043. Neither the child nor the new place of
 /// a move asks anybody.
 #[test]

@@ -60,6 +60,17 @@ pub enum AuditViolation {
         /// The level.
         level: Level,
     },
+    /// A page is write-protected by userfaultfd, and writable all the same, or in a
+    /// mapping that is not registered for that (UFFD-06, MREMAP-01).
+    #[error("space {}: the {level:?} entry at {va} is write-protected for nobody", space.0)]
+    StaleProtection {
+        /// The address space.
+        space: SpaceId,
+        /// The address.
+        va: VirtAddr,
+        /// The level.
+        level: Level,
+    },
     /// An entry is in no mapping.
     #[error("space {}: the {level:?} entry at {va} is in no mapping", space.0)]
     NoMapping {

@@ -4,7 +4,7 @@ use super::AuditViolation;
 use crate::events::Events;
 use crate::scan::{E, entries, user_space};
 use crate::{Host, Machine, Pinned, Process};
-use mm_arch::{AccessKind, Arch, Entry, Level, NonPresent, Pfn, SpaceId, VirtAddr};
+use mm_arch::{AccessKind, Arch, Entry, Level, Markers, NonPresent, Pfn, SpaceId, VirtAddr};
 use mm_folio::FolioFlags;
 use mm_folio::audit::{Access, AuditLog, Mapping, Sharing};
 use mm_pgtable::TableSpace;
@@ -100,6 +100,16 @@ impl<A: Arch> Seen<A> {
                     self.found.push(AuditViolation::NoMapping { space, va, level });
                     return;
                 };
+                let marked = match e.nonpresent(level) {
+                    Some(NonPresent::Marker(m)) => m.contains(Markers::UFFD_WP),
+                    Some(_) => e.swap_bits().uffd_wp,
+                    None => e.is_leaf(level) && e.is_uffd_wp(),
+                };
+                let holds = vma.flags().contains(VmaFlags::UFFD_WP)
+                    && !(e.is_leaf(level) && e.is_writable(level));
+                if marked && !holds {
+                    self.found.push(AuditViolation::StaleProtection { space, va, level });
+                }
                 if e.is_leaf(level) {
                     self.rights(space, vma, va, level, e);
                     self.leaves.insert((space, va), (level, e));
