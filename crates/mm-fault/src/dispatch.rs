@@ -6,7 +6,6 @@ use mm_arch::{Arch, Entry, FlushScope, Level, Markers, NonPresent, VirtAddr, Vir
 use mm_folio::{Folio, MemMap};
 use mm_pgtable::{Ensured, LockedTable, PageTables, Step, TableSpace, TablesStay};
 use mm_rmap::RmapPlatform;
-use mm_sync::Quiescence;
 use mm_vma::{Event, Mm, MmRead, Observer, Vma, VmaFlags};
 
 pub(crate) type E<P> = <<P as TableSpace>::Arch as Arch>::Entry;
@@ -167,8 +166,8 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
     /// Looks without locks (rules FAULT-02, FAULT-03).
     #[inline]
     fn look(&self) -> Seen<E<P>> {
-        let guard = self.mm().platform().epochs().pin();
-        match self.tables().walk(&guard, self.va) {
+        let guard = self.tables().pin();
+        match guard.walk(self.va) {
             Step::Hole { .. } => Seen::Hole,
             Step::Leaf(slot) => Seen::Huge(slot.entry()),
             Step::Table(_, table) => Seen::Pte(table.get(table.index_of(self.va))),

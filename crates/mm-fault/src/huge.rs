@@ -21,7 +21,8 @@ impl<'p, P: TableSpace> Spare<'p, P> {
         Ok(Spare { tables, frame: tables.space().tables().alloc(Level::Pte)? })
     }
     fn deposit(self, pmd: &mut LockedPmd<'_, P>) {
-        pmd.deposit(self.frame);
+        // SAFETY: allocated for this and handed over here; `self` is forgotten.
+        unsafe { pmd.deposit(self.frame) };
         core::mem::forget(self);
     }
 }

@@ -6,7 +6,6 @@ use mm_arch::{Arch, Level, VirtAddr, VirtRange};
 use mm_folio::MAX_ORDERS;
 use mm_pgtable::Step;
 use mm_rmap::RmapPlatform;
-use mm_sync::Quiescence;
 use mm_vma::VmaFlags;
 
 /// A set of folio orders.
@@ -207,8 +206,8 @@ impl<P: RmapPlatform> Fault<'_, '_, P> {
         if allowed.is_empty() || self.vma.flags().intersects(VmaFlags::UFFD_ANY) {
             return OrderSet::EMPTY;
         }
-        let guard = self.mm().platform().epochs().pin();
-        let Step::Table(_, table) = self.tables().walk(&guard, self.va) else {
+        let guard = self.tables().pin();
+        let Step::Table(_, table) = guard.walk(self.va) else {
             return OrderSet::EMPTY;
         };
         let is_empty = |start: VirtAddr, nr: usize| {

@@ -9,7 +9,7 @@ use crate::{FastPolicy, GupFlags, Sink};
 use mm_arch::{AccessKind, Arch, Entry, Level, Pfn, Pinned, VirtAddr, VirtRange, respect};
 use mm_folio::{Folio, FolioFlags, FolioRef, FolioRun, FolioSpace, MemMap, RefKind};
 use mm_pgtable::{PageTables, Slot, Step, TableSpace, View};
-use mm_sync::{Quiescence, SeqCount, mutant};
+use mm_sync::{SeqCount, mutant};
 use mm_vma::{Event, Observer};
 
 /// What the walk works on: an address space and the memory map.
@@ -85,12 +85,12 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
         flags: GupFlags,
         out: &mut impl Sink,
     ) -> usize {
-        let guard = self.tables.space().epochs().pin();
+        let guard = self.tables.pin();
         let mut got = 0;
         while got < nr {
             let at = va.add_units(got as u64, S::Arch::PAGE_SHIFT);
             self.observer.event(Event::Walks, 1);
-            let (part, want) = match self.tables.walk(&guard, at) {
+            let (part, want) = match guard.walk(at) {
                 Step::Hole { .. } => break,
                 Step::Leaf(slot) => {
                     let left =

@@ -485,7 +485,8 @@ fn copy_locked_pmd<P: RmapPlatform>(
     };
     let old = dst.swap(entry, &mut fresh);
     debug_assert!(old.is_none(), "the child had something at {va} already");
-    dst.deposit(spare);
+    // SAFETY: allocated for this leaf; nobody else knows the frame.
+    unsafe { dst.deposit(spare) };
     // The child has not run: nobody caches what was not there.
     fresh.already_done();
     Ok(true)

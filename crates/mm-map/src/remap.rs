@@ -367,7 +367,8 @@ fn move_pmd<P: RmapPlatform>(
         let Some(mut dst) = tables.lock_pmd(stay, to) else { return false };
         let e = src.swap(E::<P>::NONE, &mut owed);
         if let Some(frame) = src.withdraw() {
-            dst.deposit(frame);
+            // SAFETY: withdrawn just now, in the same address space.
+            unsafe { dst.deposit(frame) };
         }
         let old = dst.swap(moved(e), &mut new_owed);
         owed.pay();

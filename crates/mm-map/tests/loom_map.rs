@@ -85,7 +85,8 @@ fn map(p: &P, mm: &Mm<P>, order: u32, level: Level) -> Pfn {
         let mut pmd = mm.tables().ensure_pmd(stay(), page(0)).expect("memory");
         let mut owed = mm.tables().tlb().obligation();
         pmd.swap(e, &mut owed);
-        pmd.deposit(spare);
+        // SAFETY: allocated for this; nobody else knows the frame.
+        unsafe { pmd.deposit(spare) };
         owed.already_done();
     }
     folio.head()

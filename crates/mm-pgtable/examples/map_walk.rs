@@ -15,7 +15,7 @@ use mm_pgtable::{
     Gather, PageTables, SpanKind, Step, TableAllocError, TableDesc, TableMemory, TableSpace,
     TablesStay,
 };
-use mm_sync::{DefaultLock, Mutex, Quiescence, ReaderCount};
+use mm_sync::{DefaultLock, Mutex, ReaderCount};
 
 /// The entry format: one word per entry and 512 entries, as on 64-bit hardware.
 /// A kernel names the format of its processor here, and nothing below changes.
@@ -167,8 +167,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let va = VirtAddr::new(511 << 12);
     {
         // The guard keeps every table on the way; no lock is taken under it.
-        let guard = kernel.epochs().pin();
-        match tables.walk(&guard, va) {
+        let guard = tables.pin();
+        match guard.walk(va) {
             Step::Table(pmd, table) => {
                 let index = table.index_of(va);
                 let head = table.get(index);

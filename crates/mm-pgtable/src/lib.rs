@@ -93,5 +93,5 @@ pub use memory::{TableAllocError, TableMemory, TableSpace};
 pub use run::{BatchLimit, Run};
 pub use tables::{Ensured, LockedEntry, PageTables, Span, SpanKind, TablesStay};
 pub use view::View;
-pub use walk::{Slot, Step};
+pub use walk::{Slot, Step, WalkGuard};
 pub use window::{Block, Window, WindowRequest};

@@ -317,8 +317,13 @@ impl<'g, S: TableSpace> LockedPmd<'g, S> {
         S::Arch::set_access_flags_upper(self.view.table(), self.index, e)
     }
     /// Keeps an empty, unlinked PTE table for the day this leaf is split.
-    pub fn deposit(&mut self, frame: TableFrame) {
-        // SAFETY: the frame came from this memory and is unlinked: ours alone.
+    ///
+    /// # Safety
+    ///
+    /// `frame` came from this space's memory, is not freed, and is the caller's
+    /// alone: neither linked nor deposited.
+    pub unsafe fn deposit(&mut self, frame: TableFrame) {
+        // SAFETY: allocated and nobody else's (caller).
         let desc = unsafe { self.tables.space().tables().desc(frame).as_ref() };
         self.view.desc().push_deposit(frame, desc);
     }
@@ -336,8 +341,12 @@ impl<'g, S: TableSpace> LockedPmd<'g, S> {
     /// # Panics
     ///
     /// If `n` exceeds the table.
-    pub fn fill_unlinked(&mut self, frame: TableFrame, n: usize, e: E<S>) {
-        // SAFETY: unlinked, so nobody else reads or writes it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`deposit`](Self::deposit).
+    pub unsafe fn fill_unlinked(&mut self, frame: TableFrame, n: usize, e: E<S>) {
+        // SAFETY: allocated and nobody else's (caller).
         let (table, desc) = unsafe {
             let t = self.tables.space().tables();
             (t.table(frame).as_ref(), t.desc(frame).as_ref())
@@ -351,8 +360,12 @@ impl<'g, S: TableSpace> LockedPmd<'g, S> {
     /// # Panics
     ///
     /// If `index` exceeds the table.
-    pub fn set_unlinked(&mut self, frame: TableFrame, index: usize, e: E<S>) {
-        // SAFETY: unlinked, so nobody else reads or writes it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`deposit`](Self::deposit).
+    pub unsafe fn set_unlinked(&mut self, frame: TableFrame, index: usize, e: E<S>) {
+        // SAFETY: allocated and nobody else's (caller).
         let (table, desc) = unsafe {
             let t = self.tables.space().tables();
             (t.table(frame).as_ref(), t.desc(frame).as_ref())

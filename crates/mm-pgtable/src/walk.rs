@@ -57,25 +57,46 @@ pub enum Step<'g, S: TableSpace> {
     Table(Slot<'g, S>, View<'g, S, Pinned>),
 }
 
+/// A quiescence guard that belongs to one address space: while it lives, no page
+/// table that a walk through it passes is freed.
+///
+/// Made by [`PageTables::pin`], so a walk cannot be covered by the guard of
+/// another domain.
+#[must_use = "tables may be freed as soon as the guard is dropped"]
+pub struct WalkGuard<'t, S: TableSpace> {
+    tables: &'t PageTables<S>,
+    _guard: <S::Epochs as Quiescence>::Guard<'t>,
+}
+
+impl<S: TableSpace> core::fmt::Debug for WalkGuard<'_, S> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "WalkGuard({:?})", self.tables.id())
+    }
+}
+
 impl<S: TableSpace> PageTables<S> {
+    /// Enters a read section for lockless walks of this space. Nobody waits for
+    /// a lock while holding one.
+    #[inline]
+    pub fn pin(&self) -> WalkGuard<'_, S> {
+        WalkGuard { tables: self, _guard: self.space().epochs().pin() }
+    }
+}
+
+impl<S: TableSpace> WalkGuard<'_, S> {
     /// Descends to `va` without locks. Each level is read once, and the child is
     /// found from the value read (rules ACC-03, GUPF-07).
-    ///
-    /// `guard` keeps every table that the walk passes from being freed.
     #[inline]
-    pub fn walk<'g>(
-        &'g self,
-        _guard: &'g <S::Epochs as Quiescence>::Guard<'_>,
-        va: VirtAddr,
-    ) -> Step<'g, S> {
+    pub fn walk<'g>(&'g self, va: VirtAddr) -> Step<'g, S> {
         let mut base = VirtAddr::new(0);
-        let mut frame = self.root();
+        let mut frame = self.tables.root();
         let mut slot = None;
         for level in S::Arch::LEVELS.iter().copied() {
             // SAFETY: `frame` was read from a table of this space under the
             // guard, which delays its free (contract of `Quiescence`); the
             // right is `Pinned`.
-            let view: View<'g, S, Pinned> = unsafe { View::new(self.space(), frame, level, base) };
+            let view: View<'g, S, Pinned> =
+                unsafe { View::new(self.tables.space(), frame, level, base) };
             if level == Level::Pte {
                 return match slot {
                     Some(slot) => Step::Table(slot, view),

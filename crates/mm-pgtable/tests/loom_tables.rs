@@ -86,8 +86,8 @@ fn walk_vs_free<A: Arch<Entry = ModelEntry>>() {
     let walker = {
         let m = m.clone();
         thread::spawn(move || {
-            let guard = m.space.epochs().pin();
-            match m.tables.walk(&guard, page(0)) {
+            let guard = m.tables.pin();
+            match guard.walk(page(0)) {
                 Step::Hole { .. } => {}
                 Step::Leaf(_) => panic!("no leaf was ever there"),
                 Step::Table(_, view) => {
@@ -142,8 +142,8 @@ fn walk_vs_install<A: Arch<Entry = ModelEntry>>() {
     let walker = {
         let m = m.clone();
         thread::spawn(move || {
-            let guard = m.space.epochs().pin();
-            if let Step::Table(slot, view) = m.tables.walk(&guard, page(0)) {
+            let guard = m.tables.pin();
+            if let Step::Table(slot, view) = guard.walk(page(0)) {
                 let e = view.get(0);
                 assert!(e.is_none() || e.pfn(PTE).get() == OURS, "read {e:?} of an earlier use");
                 assert!(slot.is_unchanged());
@@ -167,8 +167,8 @@ fn walk_vs_full_table<A: Arch<Entry = ModelEntry>>() {
     let walker = {
         let m = m.clone();
         thread::spawn(move || {
-            let guard = m.space.epochs().pin();
-            if let Step::Table(_, view) = m.tables.walk(&guard, page(0)) {
+            let guard = m.tables.pin();
+            if let Step::Table(_, view) = guard.walk(page(0)) {
                 for i in 0..2 {
                     assert_eq!(view.get(i).pfn(PTE).get(), OURS + i as u64, "a hole in a split");
                 }
@@ -177,7 +177,8 @@ fn walk_vs_full_table<A: Arch<Entry = ModelEntry>>() {
     };
     let frame = m.space.tables().alloc(PTE).expect("memory");
     let mut pmd = m.tables.lock_pmd(stay(), page(0)).expect("the root");
-    pmd.fill_unlinked(frame, 2, leaf::<A>(OURS));
+    // SAFETY: allocated for this; nobody else knows the frame.
+    unsafe { pmd.fill_unlinked(frame, 2, leaf::<A>(OURS)) };
     let mut owed = m.tables.tlb().obligation();
     pmd.swap(ModelEntry::table(frame, Level::Pmd), &mut owed);
     drop(pmd);
@@ -251,7 +252,8 @@ fn lock_vs_unlink<A: Arch<Entry = ModelEntry>>() {
                 let frame = table.frame();
                 pmd.swap(ModelEntry::NONE, &mut owed);
                 drop(table);
-                pmd.deposit(frame);
+                // SAFETY: allocated for this; nobody else knows the frame.
+                unsafe { pmd.deposit(frame) };
             }
         })
     };
@@ -327,8 +329,8 @@ fn read_vs_rewrite<A: Arch<Entry = ModelEntry>>(change: fn(ModelEntry) -> ModelE
     let reader = {
         let m = m.clone();
         thread::spawn(move || {
-            let guard = m.space.epochs().pin();
-            let Step::Table(_, view) = m.tables.walk(&guard, page(0)) else { panic!("no table") };
+            let guard = m.tables.pin();
+            let Step::Table(_, view) = guard.walk(page(0)) else { panic!("no table") };
             let e = view.get(0);
             assert!(e.is_none() || e.pfn(PTE).get() == OURS, "{e:?} never existed");
         })
@@ -352,8 +354,8 @@ fn read_vs_swap<A: Arch<Entry = ModelEntry>>() {
     let reader = {
         let m = m.clone();
         thread::spawn(move || {
-            let guard = m.space.epochs().pin();
-            if let Step::Leaf(slot) = m.tables.walk(&guard, page(0)) {
+            let guard = m.tables.pin();
+            if let Step::Leaf(slot) = guard.walk(page(0)) {
                 let pfn = slot.entry().pfn(Level::Pmd).get();
                 assert!(pfn == OURS || pfn == FOREIGN, "{pfn:#x} was never mapped");
             }
@@ -373,8 +375,8 @@ fn walker_locker_writer() {
     let reader = {
         let m = m.clone();
         thread::spawn(move || {
-            let guard = m.space.epochs().pin();
-            let Step::Table(_, view) = m.tables.walk(&guard, page(0)) else { panic!("no table") };
+            let guard = m.tables.pin();
+            let Step::Table(_, view) = guard.walk(page(0)) else { panic!("no table") };
             view.get(0);
             let inside = mutant!("model.lock_under_guard").then_some(guard);
             let t = m.tables.lock_table(stay(), page(0)).expect("the table");
@@ -555,8 +557,8 @@ fn two_walks_against_table_free() {
             .map(|_| {
                 let m = m.clone();
                 thread::spawn(move || {
-                    let guard = m.space.epochs().pin();
-                    if let Step::Table(_, view) = m.tables.walk(&guard, page(0)) {
+                    let guard = m.tables.pin();
+                    if let Step::Table(_, view) = guard.walk(page(0)) {
                         assert!(view.get(0).is_none());
                     }
                 })

@@ -5,7 +5,6 @@ use core::marker::PhantomData;
 use mm_arch::{Arch, Entry, Level, NonPresent, Pfn, VirtAddr, VirtRange};
 use mm_folio::Folio;
 use mm_pgtable::{BatchLimit, LockedEntry, LockedPmd, LockedTable, SpanKind, Step, TablesStay};
-use mm_sync::Quiescence;
 use mm_vma::{Mm, Platform};
 
 mod seal {
@@ -335,8 +334,8 @@ impl<'g, P: RmapPlatform, L: Lookup> MappedWalk<'g, P, L> {
     /// How many of the next `pages` entries are certainly no hit, by a look
     /// without a lock (rule PVMW-06).
     fn peek(&self, pages: u64) -> u64 {
-        let guard = self.mm.platform().epochs().pin();
-        match self.mm.tables().walk(&guard, self.next) {
+        let guard = self.mm.tables().pin();
+        match guard.walk(self.next) {
             Step::Table(_, view) => {
                 let first = view.index_of(self.next);
                 (0..pages)

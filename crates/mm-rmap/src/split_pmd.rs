@@ -60,7 +60,8 @@ pub fn split_locked_pmd<P: RmapPlatform>(mm: &Mm<P>, mut locked: LockedPmd<'_, P
     if platform.memmap().is_huge_zero(head) {
         let pte = zero_pte::<P>(old, platform.zero_page());
         for index in 0..nr {
-            locked.set_unlinked(frame, index, pte);
+            // SAFETY: withdrawn above, and linked only below.
+            unsafe { locked.set_unlinked(frame, index, pte) };
         }
     } else {
         let folio = platform.memmap().folio(head);
@@ -71,7 +72,8 @@ pub fn split_locked_pmd<P: RmapPlatform>(mm: &Mm<P>, mut locked: LockedPmd<'_, P
         // whole last: at no time does the folio look unmapped, or has it fewer
         // references than mappings.
         folio.split_pmd_counts(mm.id());
-        locked.fill_unlinked(frame, nr, pte_of::<P>(old));
+        // SAFETY: withdrawn above, and linked only below.
+        unsafe { locked.fill_unlinked(frame, nr, pte_of::<P>(old)) };
     }
     // Publishing: who finds the table finds its entries. The invalid leaf is in
     // no translation cache, so nothing more is owed.

@@ -80,7 +80,8 @@ fn map(p: &P, mm: &Mm<P>, level: Level) -> Pfn {
     } else {
         let deposit = p.tables().alloc(Level::Pte).expect("tables");
         let mut pmd = mm.tables().ensure_pmd(stay(), AT).expect("memory");
-        pmd.deposit(deposit);
+        // SAFETY: allocated for this; nobody else knows the frame.
+        unsafe { pmd.deposit(deposit) };
         let mut owed = mm.tables().tlb().obligation();
         pmd.swap(e, &mut owed);
     }

@@ -160,7 +160,8 @@ fn a_wrong_entry_count_is_reported() {
     };
     // Over an entry that is there already: counted twice.
     let mut pmd = p.mm().tables().lock_pmd(vmas.stay(), page(0)).expect("pmd table");
-    pmd.fill_unlinked(frame, 1, e);
+    // SAFETY: allocated for this; nobody else knows the frame.
+    unsafe { pmd.fill_unlinked(frame, 1, e) };
     drop(pmd);
     drop(vmas);
     assert_found(&found(&m, &p), |v| {

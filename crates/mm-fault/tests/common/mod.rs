@@ -196,7 +196,8 @@ impl<A: Arch> Process<A> {
                 let e = pmd.entry();
                 let mut to =
                     child.mm.tables().ensure_pmd(child_vmas.stay(), va(page)).expect("pmd");
-                to.deposit(TableSpace::tables(m).alloc(Level::Pte).expect("table"));
+                // SAFETY: allocated for this; nobody else knows the frame.
+                unsafe { to.deposit(TableSpace::tables(m).alloc(Level::Pte).expect("table")) };
                 if !m.memmap().is_huge_zero(e.pfn(Level::Pmd)) {
                     let folio = m.memmap().folio(e.pfn(Level::Pmd));
                     folio.grab::<Get>(1).expect("reference").hand_over();

@@ -141,7 +141,8 @@ impl<A: Arch> Space<A> {
         let mut pmd = self.mm.tables().ensure_pmd(vmas.stay(), va::<A>(page)).expect("memory");
         let mut owed = self.mm.tables().tlb().obligation();
         assert!(pmd.swap(e, &mut owed).is_none());
-        pmd.deposit(spare);
+        // SAFETY: allocated for this; nobody else knows the frame.
+        unsafe { pmd.deposit(spare) };
         owed.already_done();
     }
     /// Changes a PMD leaf.

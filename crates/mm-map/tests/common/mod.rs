@@ -141,7 +141,8 @@ fn put_pmd<A: Arch>(mm: &Space<A>, page: u64, e: E<A>) {
     let mut pmd = mm.tables().ensure_pmd(vmas.stay(), va::<A>(page)).expect("memory");
     let mut owed = mm.tables().tlb().obligation();
     assert!(pmd.swap(e, &mut owed).is_none());
-    pmd.deposit(spare);
+    // SAFETY: allocated for this; nobody else knows the frame.
+    unsafe { pmd.deposit(spare) };
     owed.already_done();
 }
 pub fn leaf_for<A: Arch>(vma: &Vma, pfn: Pfn, level: Level) -> E<A> {

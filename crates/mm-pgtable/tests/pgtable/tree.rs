@@ -5,7 +5,7 @@ use mm_pgtable::slab::{Slab, slab_space};
 use mm_pgtable::{
     Ensured, Gather, LockedEntry, PageTables, SpanKind, Step, TableAllocError, TableSpace,
 };
-use mm_sync::{DefaultLock, Quiescence, ReaderCount};
+use mm_sync::{DefaultLock, ReaderCount};
 use std::sync::{Arc, Mutex};
 
 /// A leaf of PMD level.
@@ -85,13 +85,15 @@ on_all_formats! {
             })
             .collect();
         let mut pmd = tables.lock_pmd(stay(), va).expect("the root");
-        frames.iter().for_each(|f| pmd.deposit(*f));
+        // SAFETY: allocated for this; nobody else knows the frames.
+        frames.iter().for_each(|f| unsafe { pmd.deposit(*f) });
         drop(pmd);
         assert_eq!(tables.count_tables(stay()), 3, "deposited tables count");
         let mut pmd = tables.lock_pmd(stay(), va).expect("the root");
         let frame = pmd.withdraw().expect("a table");
         assert_eq!(frame, frames[1], "last in, first out");
-        pmd.fill_unlinked(frame, N, leaf::<A>(0x100));
+        // SAFETY: allocated for this; nobody else knows the frame.
+        unsafe { pmd.fill_unlinked(frame, N, leaf::<A>(0x100)) };
         let mut owed = tables.tlb().obligation();
         let old = pmd.swap(A::Entry::table(frame, Level::Pmd), &mut owed);
         assert!(old.is_leaf(Level::Pmd));
@@ -109,7 +111,8 @@ on_all_formats! {
         let mut pmd = tables.lock_pmd(stay(), va).expect("the root");
         assert_eq!(pmd.withdraw(), Some(frames[0]));
         assert_eq!(pmd.withdraw(), None);
-        pmd.deposit(frames[0]);
+        // SAFETY: allocated for this; nobody else knows the frame.
+        unsafe { pmd.deposit(frames[0]) };
         drop(pmd);
         drop(tables);
         assert_eq!(space.tables.in_use(), 0);
@@ -175,38 +178,38 @@ on_all_formats! {
     #[doc = "Rules: MM-033, GUPF-07."]
     fn a_walk_ends_where_a_locked_walk_does<A>() {
         let n = N as u64;
-        let (space, tables) = tree::<A>(4);
+        let (_, tables) = tree::<A>(4);
         table(&tables, page::<A>(n)).fill(2, 1, leaf::<A>(0x40));
         map_huge::<A>(&tables, page::<A>(2 * n), 0x100);
-        let guard = space.epochs().pin();
-        assert!(matches!(tables.walk(&guard, page::<A>(0)), Step::Hole { level: Level::Pmd }));
-        let Step::Table(slot, view) = tables.walk(&guard, page::<A>(n + 2)) else {
+        let guard = tables.pin();
+        assert!(matches!(guard.walk(page::<A>(0)), Step::Hole { level: Level::Pmd }));
+        let Step::Table(slot, view) = guard.walk(page::<A>(n + 2)) else {
             panic!("no table")
         };
         assert_eq!((slot.level(), slot.va()), (Level::Pmd, page::<A>(n)));
         assert_eq!(view.get(view.index_of(page::<A>(n + 2))), leaf::<A>(0x40));
         assert_eq!(slot.entry().as_table(Level::Pmd), Some(view.frame()));
         assert!(slot.is_unchanged());
-        let Step::Leaf(slot) = tables.walk(&guard, page::<A>(2 * n + 1)) else { panic!("no leaf") };
+        let Step::Leaf(slot) = guard.walk(page::<A>(2 * n + 1)) else { panic!("no leaf") };
         assert_eq!(slot.entry(), huge::<A>(0x100));
         drop(guard);
         // Young of the leaf is part of the value that is compared.
         let mut owed = tables.tlb().obligation();
         let mut pmd = tables.lock_pmd(stay(), page::<A>(2 * n)).expect("the root");
-        let guard = space.epochs().pin();
-        let Step::Leaf(slot) = tables.walk(&guard, page::<A>(2 * n)) else { panic!("no leaf") };
+        let guard = tables.pin();
+        let Step::Leaf(slot) = guard.walk(page::<A>(2 * n)) else { panic!("no leaf") };
         assert!(pmd.set_access_flags(huge::<A>(0x100).mkdirty()));
         assert!(!slot.is_unchanged());
         // Who replaces an entry may have to wait for readers.
         drop(guard);
         // A leaf that hardware does not follow is present still.
         pmd.swap(huge::<A>(0x100).mkinvalid(Level::Pmd), &mut owed);
-        let guard = space.epochs().pin();
-        assert!(matches!(tables.walk(&guard, page::<A>(2 * n)), Step::Leaf(_)));
+        let guard = tables.pin();
+        assert!(matches!(guard.walk(page::<A>(2 * n)), Step::Leaf(_)));
         drop(guard);
         pmd.swap(A::Entry::NONE, &mut owed);
-        let guard = space.epochs().pin();
-        assert!(matches!(tables.walk(&guard, page::<A>(2 * n)), Step::Hole { level: Level::Pmd }));
+        let guard = tables.pin();
+        assert!(matches!(guard.walk(page::<A>(2 * n)), Step::Hole { level: Level::Pmd }));
         drop((pmd, guard));
         assert!(!owed.is_none());
         owed.now();
@@ -314,7 +317,8 @@ fn a_table_with_a_deposit_is_not_freed() {
     use mm_pgtable::TableMemory;
     let (space, tables) = tree::<Deep>(4);
     let frame = space.tables().alloc(Level::Pte).expect("memory");
-    tables.ensure_pmd(stay(), page::<Deep>(0)).expect("memory").deposit(frame);
+    // SAFETY: allocated for this; nobody else knows the frame.
+    unsafe { tables.ensure_pmd(stay(), page::<Deep>(0)).expect("memory").deposit(frame) };
     let mut gather: Gather<'_, _, ()> = Gather::new(&tables);
     // SAFETY: nobody else uses the tree.
     unsafe { tables.free_empty_tables(pages::<Deep>(0, 64), &mut gather) };
@@ -365,18 +369,16 @@ fn spans_end_at_the_top_of_the_address_space() {
 /// Rules: MM-033, GUPF-07.
 #[test]
 fn a_hole_names_the_level_it_was_found_at() {
-    let (space, tables) = tree::<Deep>(8);
-    let guard = space.epochs().pin();
-    assert!(matches!(tables.walk(&guard, page::<Deep>(0)), Step::Hole { level: Level::Pud }));
+    let (_, tables) = tree::<Deep>(8);
+    let guard = tables.pin();
+    assert!(matches!(guard.walk(page::<Deep>(0)), Step::Hole { level: Level::Pud }));
     drop(guard);
     drop(table(&tables, page::<Deep>(0)));
-    let guard = space.epochs().pin();
-    assert!(matches!(tables.walk(&guard, page::<Deep>(8)), Step::Hole { level: Level::Pmd }));
-    assert!(matches!(tables.walk(&guard, page::<Deep>(64)), Step::Hole { level: Level::Pud }));
+    let guard = tables.pin();
+    assert!(matches!(guard.walk(page::<Deep>(8)), Step::Hole { level: Level::Pmd }));
+    assert!(matches!(guard.walk(page::<Deep>(64)), Step::Hole { level: Level::Pud }));
     for p in [0, 7] {
-        let Step::Table(slot, view) = tables.walk(&guard, page::<Deep>(p)) else {
-            panic!("no table")
-        };
+        let Step::Table(slot, view) = guard.walk(page::<Deep>(p)) else { panic!("no table") };
         assert_eq!((slot.va(), view.level()), (page::<Deep>(0), Level::Pte));
         assert_eq!(view.frame(), table(&tables, page::<Deep>(p)).frame());
     }
@@ -466,8 +468,8 @@ fn a_table_is_not_freed_under_a_walker() {
     drop(table(&tables, page::<Deep>(0)));
     let freed = AtomicBool::new(false);
     std::thread::scope(|s| {
-        let guard = space.epochs().pin();
-        let Step::Table(_, view) = tables.walk(&guard, page::<Deep>(0)) else { panic!("no table") };
+        let guard = tables.pin();
+        let Step::Table(_, view) = guard.walk(page::<Deep>(0)) else { panic!("no table") };
         s.spawn(|| {
             let mut gather: Gather<'_, _, ()> = Gather::new(&tables);
             // SAFETY: no locked walker runs.

@@ -176,7 +176,8 @@ fn a_split_in_one_space_leaves_the_other_alone() {
         folio.add_anon_pmd(other.id(), Exclusivity::MaybeShared);
         let deposit = p.tables().alloc(Level::Pte).expect("tables");
         let mut pmd = other.tables().ensure_pmd(vmas.stay(), va::<A>(0)).expect("memory");
-        pmd.deposit(deposit);
+        // SAFETY: allocated for this; nobody else knows the frame.
+        unsafe { pmd.deposit(deposit) };
         let mut owed = other.tables().tlb().obligation();
         let e =
             <A as Arch>::Entry::leaf(pfn, A::prot(Protection::private_read_write()), Level::Pmd);
@@ -210,7 +211,8 @@ fn the_huge_zero_folio_becomes_entries_of_the_zero_page() {
             let vmas = mm.read();
             let deposit = p.tables().alloc(Level::Pte).expect("tables");
             let mut pmd = mm.tables().ensure_pmd(vmas.stay(), va::<A>(0)).expect("memory");
-            pmd.deposit(deposit);
+            // SAFETY: allocated for this; nobody else knows the frame.
+            unsafe { pmd.deposit(deposit) };
             let e = A::Entry::leaf(huge, A::prot(Protection::private_read_write()), Level::Pmd);
             let mut owed = mm.tables().tlb().obligation();
             pmd.swap(if uffd_wp { e.mkuffd_wp() } else { e }, &mut owed);

@@ -109,7 +109,8 @@ pub fn fault_pmd<A: Arch>(mm: &Mm<P<A>>, page: u64) -> Option<Pfn> {
     let folio = new.folio();
     folio.set_anon(anon, vma.linear_index(at));
     folio.add_new_anon(mm.id(), Level::Pmd, Exclusivity::Exclusive);
-    pmd.deposit(deposit);
+    // SAFETY: allocated for this; nobody else knows the frame.
+    unsafe { pmd.deposit(deposit) };
     let mut owed = mm.tables().tlb().obligation();
     pmd.swap(leaf::<A>(vma, folio.head(), Level::Pmd), &mut owed);
     owed.already_done();
