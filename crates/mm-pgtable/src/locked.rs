@@ -168,6 +168,23 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         owed: &mut Flush<'_, S::Tlb>,
         change: impl FnOnce(E<S>) -> E<S>,
     ) {
+        let (old, new) = self.rewrite(run, change);
+        self.owe(old.needs_flush(new, Level::Pte), run.first(), run.nr(), owed);
+    }
+    /// As [`modify`](Self::modify), for a change that only permits more: it owes no
+    /// flush. A CPU with an old translation faults and finds the new entry (rules
+    /// WREUSE-15, FAULT-05).
+    pub fn upgrade(&mut self, run: Run<'_>, change: impl FnOnce(E<S>) -> E<S>) {
+        let (old, new) = self.rewrite(run, change);
+        debug_assert!(
+            old.pfn(Level::Pte) == new.pfn(Level::Pte)
+                && (new.is_writable(Level::Pte) || !old.is_writable(Level::Pte))
+                && (new.is_dirty() || !old.is_dirty()),
+            "{old:?} became {new:?}"
+        );
+    }
+    /// Takes a run and writes it back changed; the first entry before and after.
+    fn rewrite(&mut self, run: Run<'_>, change: impl FnOnce(E<S>) -> E<S>) -> (E<S>, E<S>) {
         let mut scratch = self.tables.tlb().obligation();
         let mut old = self.take_merged(run, &mut scratch);
         if mm_sync::mutant!("pgtable.modify.lose_dirty") {
@@ -178,7 +195,7 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         // panicked leaves the run empty, and `scratch` flushes it.
         scratch.already_done();
         self.restore(run.first(), run.nr(), new);
-        self.owe(old.needs_flush(new, Level::Pte), run.first(), run.nr(), owed);
+        (old, new)
     }
     /// Takes a run; the first entry with young and dirty of all merged in.
     pub(crate) fn take_merged(&mut self, run: Run<'_>, owed: &mut Flush<'_, S::Tlb>) -> E<S> {
