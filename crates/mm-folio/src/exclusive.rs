@@ -55,6 +55,13 @@ fn prefix(words: &[AtomicU64], bit: usize, n: usize) -> usize {
     got.min(n)
 }
 
+#[inline]
+fn count(words: &[AtomicU64], bit: usize, n: usize) -> usize {
+    let mut got = 0;
+    each_word(bit, n, |w, mask| got += (words[w].load(Relaxed) & mask).count_ones() as usize);
+    got
+}
+
 impl<F: FolioSpace> MemMap<F> {
     /// Whether the page is marked exclusive.
     ///
@@ -72,6 +79,11 @@ impl<F: FolioSpace> MemMap<F> {
     #[inline]
     pub fn exclusive_prefix(&self, pfn: Pfn, n: usize) -> usize {
         prefix(&self.exclusive, self.index(pfn), n)
+    }
+    /// How many of the `n` pages from `pfn` on are exclusive.
+    #[inline]
+    pub fn exclusive_count(&self, pfn: Pfn, n: usize) -> usize {
+        count(&self.exclusive, self.index(pfn), n)
     }
     /// Marks `n` pages exclusive. The caller has proven it, under the table lock, and
     /// makes the entries writable only afterwards, with a releasing store
@@ -107,8 +119,10 @@ mod tests {
                 assert_eq!(prefix(&words, from, 192 - from), start + n - from);
                 assert_eq!(prefix(&words, from, 1), 1);
             }
+            assert_eq!((count(&words, 0, 192), count(&words, start, n)), (n, n));
             clear(&words, start + n / 2, 1);
             assert_eq!(prefix(&words, start, n), n / 2);
+            assert_eq!(count(&words, start, n), n - 1);
         }
     }
 }
