@@ -29,6 +29,7 @@ pub struct EventCounts {
     pub fills_under_lock: Counter,
     pub gup_faults: Counter,
     pub pages_reused: Counter,
+    pub entries_widened: Counter,
     pub pmd_split: Counter,
     /// By order.
     pub anon_fault_alloc: [Counter; MAX_ORDERS],
@@ -52,6 +53,7 @@ impl Observer for EventCounts {
             Event::FillsUnderLock => self.fills_under_lock.add(nr),
             Event::GupFaults => self.gup_faults.add(nr),
             Event::PagesReused => self.pages_reused.add(nr),
+            Event::EntriesWidened => self.entries_widened.add(nr),
             Event::PmdSplit => self.pmd_split.add(nr),
             Event::AnonFaultAlloc => by_order(&self.anon_fault_alloc),
             Event::AnonFaultFallback => by_order(&self.anon_fault_fallback),

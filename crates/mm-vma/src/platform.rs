@@ -24,6 +24,9 @@ pub enum Event {
     GupFaults,
     /// Write faults that reused the page in place (rule FAULT-11).
     PagesReused,
+    /// Entries that such a fault made writable besides its own (rule WREUSE-14:
+    /// they are no faults).
+    EntriesWidened,
     /// Anonymous folios allocated by a fault; the number is the order.
     AnonFaultAlloc,
     /// Orders that a fault could not allocate; the number is the order.

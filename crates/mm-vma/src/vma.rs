@@ -21,6 +21,9 @@ pub struct Vma {
     page_shift: u32,
     // AnonId + 1, 0 for none.
     anon: AtomicU32,
+    // What the fault code learned here; 0 for nothing. A hint: any value is
+    // right, and racing writers may lose each other's.
+    fault_hint: AtomicU32,
 }
 
 impl Clone for Vma {
@@ -31,6 +34,7 @@ impl Clone for Vma {
             pgoff: self.pgoff,
             page_shift: self.page_shift,
             anon: AtomicU32::new(self.anon.load(Ordering::Relaxed)),
+            fault_hint: AtomicU32::new(self.fault_hint()),
         }
     }
 }
@@ -45,6 +49,7 @@ impl Vma {
             pgoff: range.start().get() >> page_shift,
             page_shift,
             anon: AtomicU32::new(0),
+            fault_hint: AtomicU32::new(0),
         }
     }
     /// The addresses.
@@ -149,6 +154,19 @@ impl Vma {
     #[inline]
     pub fn set_anon(&self, anon: Option<AnonId>) {
         self.anon.store(anon.map_or(0, |a| a.0 + 1), Ordering::Release);
+    }
+    /// What faults in this mapping learned about how it is used, in a form that
+    /// only they know; 0 for nothing. Parts of a split mapping and moved or
+    /// copied mappings start with it, a merged one keeps the lower part's.
+    #[inline]
+    pub fn fault_hint(&self) -> u32 {
+        self.fault_hint.load(Ordering::Relaxed)
+    }
+    /// Replaces [`fault_hint`](Self::fault_hint), under either side of the mmap
+    /// lock. Concurrent faults may overwrite each other's.
+    #[inline]
+    pub fn set_fault_hint(&self, hint: u32) {
+        self.fault_hint.store(hint, Ordering::Relaxed);
     }
     /// The same mapping elsewhere: the linear index stays (a move keeps the
     /// identity of its pages).
