@@ -123,4 +123,4 @@ pub use dispatch::handle_fault;
 pub use flags::FaultFlags;
 pub use order::{OrderMode, OrderSet, ThpMode, ThpPolicy};
 pub use outcome::{FaultOutcome, FaultSignal, UserFault};
-pub use policy::{FaultPolicy, ReusePolicy};
+pub use policy::{FaultPolicy, ReusePolicy, UnshareReuse};

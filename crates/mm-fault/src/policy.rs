@@ -10,17 +10,30 @@ pub struct FaultPolicy {
     pub thp: ThpPolicy,
     /// How far a write fault goes that found its folio to be exclusive.
     pub reuse: ReusePolicy,
+    /// What an unshare fault does that found its folio to be exclusive.
+    pub unshare: UnshareReuse,
 }
 
 impl FaultPolicy {
     /// Base pages only, except where `thp` says otherwise; page-wise reuse.
     pub const fn new(thp: ThpPolicy) -> Self {
-        FaultPolicy { thp, reuse: ReusePolicy::Page }
+        FaultPolicy { thp, reuse: ReusePolicy::Page, unshare: UnshareReuse::Page }
+    }
+    /// With another reach of write faults.
+    #[must_use]
+    pub const fn with_reuse(mut self, reuse: ReusePolicy) -> Self {
+        self.reuse = reuse;
+        self
     }
 }
 
 /// What is made writable when a write fault found that all references of a
 /// large folio are mappings of this address space.
+///
+/// All but [`Page`](Self::Page) go further than the page of the fault: the pages
+/// around it that the same page table maps are marked exclusive as well, and
+/// their entries made writable where a change of protection would make them so.
+/// They stop at the folio and at the mapping (rules WREUSE-03, WREUSE-04).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum ReusePolicy {
@@ -28,4 +41,24 @@ pub enum ReusePolicy {
     /// REUSE-12).
     #[default]
     Page,
+    /// The naturally aligned block of 16 pages around it.
+    Block,
+    /// Everything that the page table maps of the folio.
+    Table,
+    /// As far as the faults that the mapping took until now make it likely to
+    /// pay.
+    Adaptive,
+}
+
+/// What an unshare fault marks exclusive when it found that all references of a
+/// large folio are mappings of this address space. It never changes an entry
+/// (rule WREUSE-17).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum UnshareReuse {
+    /// The page of the fault.
+    #[default]
+    Page,
+    /// Everything that the page table maps of the folio.
+    Table,
 }

@@ -1,8 +1,8 @@
 //! A store, or an unshare, met a read-only entry.
 
 use crate::dispatch::{E, Fault};
-use crate::reuse::{self, Exclusive};
-use crate::{FaultOutcome, ReusePolicy, UserFault};
+use crate::reuse::{self, Change, Exclusive, Place};
+use crate::{FaultOutcome, ReusePolicy, UnshareReuse, UserFault};
 use mm_arch::{Entry, FlushScope, Level};
 use mm_folio::Folio;
 use mm_pgtable::LockedTable;
@@ -71,13 +71,30 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         if !folio.is_large() {
             return reuse::claim_small(folio, self.vma.anon());
         }
-        match (Exclusive::judge(table, folio, self.mm().id()), self.policy.reuse) {
-            (Some(verdict), ReusePolicy::Page) => {
-                verdict.mark_page(pfn);
-                true
+        let Some(verdict) = Exclusive::judge(table, folio, self.mm().id()) else { return false };
+        // Only here: a page that was exclusive already says nothing about its
+        // neighbours (rule WREUSE-01).
+        match self.reach() {
+            None => verdict.mark_page(pfn),
+            Some((reach, change)) => {
+                let place = Place { vma: self.vma, va: self.va, pfn };
+                let widened = verdict.widen(&place, reach, change);
+                self.event(Event::EntriesWidened, widened);
             }
-            (None, _) => false,
         }
+        true
+    }
+
+    /// How far a verdict is used beyond the page of the fault, and what for.
+    fn reach(&self) -> Option<(ReusePolicy, Change)> {
+        if !self.access.is_write() {
+            let table = self.policy.unshare == UnshareReuse::Table;
+            return table.then_some((ReusePolicy::Table, Change::MarkOnly));
+        }
+        // A forced store says nothing about the mapping (rule WREUSE-18).
+        let wide =
+            self.policy.reuse != ReusePolicy::Page && self.vma.flags().contains(VmaFlags::WRITE);
+        wide.then_some((self.policy.reuse, Change::Writable))
     }
 
     /// Lets the store through in place (rule FAULT-11).

@@ -7,11 +7,14 @@ mod common;
 use common::*;
 use mm_arch::model::{ModelCont, ModelPair, ModelWord};
 use mm_arch::{Arch, Entry, Level};
-use mm_fault::{FaultFlags, FaultOutcome, OrderMode, ThpMode, ThpPolicy};
+use mm_fault::{FaultFlags, FaultOutcome, OrderMode, ReusePolicy, ThpMode, ThpPolicy};
 use mm_folio::Get;
 use mm_rmap::split_pmd;
 use mm_vma::Platform;
 use proptest::prelude::*;
+
+const REUSE: [ReusePolicy; 4] =
+    [ReusePolicy::Page, ReusePolicy::Block, ReusePolicy::Table, ReusePolicy::Adaptive];
 
 /// Pages of the mapping: two tables of the models.
 const PAGES: u64 = 32;
@@ -52,7 +55,11 @@ struct Both<A: Arch> {
     memory: Vec<u64>,
 }
 
-fn run<A: Arch>(script: &[(Op, usize, u64)], (small, huge, zero): (bool, bool, bool)) {
+fn run<A: Arch>(
+    script: &[(Op, usize, u64)],
+    (small, huge, zero): (bool, bool, bool),
+    reuse: ReusePolicy,
+) {
     let m = new_machine::<A>();
     let mut thp = ThpPolicy::new(A::order(Level::Pmd)).with_zero_page(zero);
     if small {
@@ -61,7 +68,8 @@ fn run<A: Arch>(script: &[(Op, usize, u64)], (small, huge, zero): (bool, bool, b
     if huge {
         thp = thp.with_global(ThpMode::Always);
     }
-    let process = Process::<A>::new(&m).with_policy(thp);
+    let mut process = Process::<A>::new(&m).with_policy(thp);
+    process.policy.reuse = reuse;
     process.map(pages(0, PAGES), RW);
     let mut all = vec![Both { process, memory: vec![0; PAGES as usize] }];
     let mut held = Vec::new();
@@ -137,11 +145,14 @@ impl<A: Arch> Process<A> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Rules: INV-1, INV-2, INV-3, INV-6, FAULT-10, REUSE-08, ANON-12.
+    /// Rules: INV-1, INV-2, INV-3, INV-6, FAULT-10, REUSE-08, ANON-12, WREUSE-01,
+    /// WREUSE-07.
     #[test]
     fn memory_is_as_if_everything_were_copied(script in ops(), policy in policies()) {
-        run::<ModelWord<16>>(&script, policy);
-        run::<ModelPair<16>>(&script, policy);
-        run::<ModelCont<16, 4>>(&script, policy);
+        for reuse in REUSE {
+            run::<ModelWord<16>>(&script, policy, reuse);
+            run::<ModelPair<16>>(&script, policy, reuse);
+            run::<ModelCont<16, 4>>(&script, policy, reuse);
+        }
     }
 }

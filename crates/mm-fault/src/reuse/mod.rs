@@ -10,10 +10,18 @@
 //! address space: a pin, a cache, a walker, a page on its way out of another
 //! address space that a CPU there may still reach (race F-RACE-05: mappings are
 //! given up before the flush, references behind it).
+//!
+//! The answer on a large folio holds for all of its pages, and each of them would
+//! otherwise take a fault of its own to ask the same. How far one fault goes is
+//! the policy's; what it may do to an entry that did not fault is the same for
+//! all policies (`window`).
 
+mod policy;
 mod verdict;
+mod window;
 
 pub(crate) use verdict::Exclusive;
+pub(crate) use window::{Change, Place};
 
 use mm_folio::{AnonId, Folio, FolioFlags, FolioSpace};
 

@@ -23,7 +23,7 @@ use mm_vma::Platform;
 #[must_use]
 pub(crate) struct Exclusive<'t, 'g, 'm, P: Platform> {
     folio: Folio<'m, P>,
-    _table: &'t mut LockedTable<'g, P>,
+    table: &'t mut LockedTable<'g, P>,
 }
 
 impl<'t, 'g, 'm, P: Platform> Exclusive<'t, 'g, 'm, P> {
@@ -56,9 +56,13 @@ impl<'t, 'g, 'm, P: Platform> Exclusive<'t, 'g, 'm, P> {
         debug_assert!(!folio.has(FolioFlags::KSM) && folio.entire_mapcount() == 0);
         debug_assert!(folio.mapcount() <= folio.nr_pages());
         debug_assert!(folio.mm_slots().iter().flatten().any(|(id, _)| *id == mm));
-        Some(Exclusive { folio, _table: table })
+        Some(Exclusive { folio, table })
     }
 
+    /// What was judged, and the table that maps it, still locked.
+    pub(super) fn into_parts(self) -> (Folio<'m, P>, &'t mut LockedTable<'g, P>) {
+        (self.folio, self.table)
+    }
     /// Marks one page of the folio, mapped by the table, exclusive (rule
     /// REUSE-10: the folio stays in its tree, which needs its lock to change).
     pub fn mark_page(self, pfn: Pfn) {
