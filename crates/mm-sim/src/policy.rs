@@ -18,7 +18,8 @@ pub enum Preset {
     /// What that kernel does: fork, zap and protect batched; GUP and write-fault
     /// reuse per page.
     Linux618,
-    /// The patch series on top of it: GUP in runs.
+    /// The patch series on top of it: GUP in runs, write-fault reuse of what a
+    /// page table maps of the folio.
     Series,
     /// The fastest of everything here.
     #[default]
@@ -45,15 +46,16 @@ impl Preset {
     }
     /// Its value.
     pub fn policy(self) -> Policy {
-        let (batching, gup) = match self {
-            Preset::Baseline => (Batching::PerPage, GupPolicy::PER_PAGE),
-            Preset::Linux618 => (Batching::Batched, GupPolicy::PER_PAGE),
-            Preset::Series | Preset::Best => (Batching::Batched, GupPolicy::BATCHED),
+        let (batching, gup, reuse) = match self {
+            Preset::Baseline => (Batching::PerPage, GupPolicy::PER_PAGE, ReusePolicy::Page),
+            Preset::Linux618 => (Batching::Batched, GupPolicy::PER_PAGE, ReusePolicy::Page),
+            Preset::Series => (Batching::Batched, GupPolicy::BATCHED, ReusePolicy::Table),
+            Preset::Best => (Batching::Batched, GupPolicy::BATCHED, ReusePolicy::Adaptive),
         };
         Policy {
             map: MapPolicy { batching },
             gup,
-            fault: FaultPolicy::new(ThpPolicy::new(PMD_ORDER)),
+            fault: FaultPolicy::new(ThpPolicy::new(PMD_ORDER)).with_reuse(reuse),
         }
     }
     /// Whether a write fault after a fork makes the whole folio writable again.

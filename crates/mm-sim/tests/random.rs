@@ -1,8 +1,9 @@
 //! Random scenarios: every audit holds after every operation, and no process can
 //! tell one policy from another.
 
-use mm_scenario::Scenario;
-use mm_sim::{MachineConfig, Preset, RunOptions, run};
+use mm_scenario::observe::Record;
+use mm_scenario::{Mode, Scenario, first_difference};
+use mm_sim::{MachineConfig, Preset, RunOptions, capabilities, run};
 use mm_x86::X86_64;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -93,7 +94,11 @@ fn scenario(steps: &[Step]) -> String {
                     continue;
                 };
                 pins.remove(&(owner, k));
-                format!("pinread {proc} x{k}\nunpin {proc} x{k}")
+                // A pipe holds the page, and not what was in it: whether a later
+                // store goes to the page or to a copy is the policy's.
+                let is_pipe = s.contains(&format!(" x{k} vmsplice"));
+                let read = if is_pipe { "" } else { &format!("pinread {proc} x{k}\n") };
+                format!("{read}unpin {proc} x{k}")
             }
             35 => format!("poke {proc} {range} {value}"),
             36 => format!("pvwrite {proc} {range} {value}"),
@@ -148,7 +153,15 @@ proptest! {
             records.into_iter().filter(|r| !r.contains("\"op\":\"stats\"")).collect()
         };
         let full = printed(&text, Preset::Linux618, None)?;
-        prop_assert_eq!(&full, &printed(&text, Preset::Best, None)?, "best:\n{}", text);
+        // Where more than the page of a fault becomes writable, faults and folios
+        // differ, and what a process sees does not.
+        let records = |lines: &[String]| Record::read_all(&lines.join("\n")).expect("records");
+        for preset in [Preset::Series, Preset::Best] {
+            let got = printed(&text, preset, None)?;
+            let (a, b) = (records(&full), records(&got));
+            let difference = first_difference(&a, &b, Mode::ContentOnly, &capabilities());
+            prop_assert!(difference.is_none(), "{}: {:?}\n{}", preset.name(), difference, text);
+        }
         let reference = but_stats(full);
         let got = but_stats(printed(&text, Preset::Baseline, None)?);
         prop_assert_eq!(&reference, &got, "baseline:\n{}", text);
