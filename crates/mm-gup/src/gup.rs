@@ -173,33 +173,23 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Gup<'a, P, H, O> {
         out: &mut impl Sink,
         may_fall_back: bool,
     ) -> Result<usize, GupError> {
-        let fail = |kind| GupError::new(va, kind);
         if !GupFlags::FAST.contains(flags) {
-            return Err(fail(GupErrorKind::Invalid));
+            return Err(GupError::new(va, GupErrorKind::Invalid));
         }
         check_flags::<K>(va, flags)?;
         if nr == 0 {
             return Ok(0);
         }
-        let va = va.align_down(P::Arch::PAGE_SHIFT);
-        let range = VirtRange::units(va, nr as u64, P::Arch::PAGE_SHIFT)
-            .map_err(|_| fail(GupErrorKind::Overflow))?;
-        if !self.mm.is_user_range(range) {
-            return Err(fail(GupErrorKind::Fault));
-        }
-        if !out.reserve(nr) {
-            return Err(fail(GupErrorKind::NoMemory));
-        }
-        if K::PINS {
-            self.mm.set_has_pinned();
-        }
+        let va = self.prepare::<K>(va, nr)?;
         let walk = Walk {
             tables: self.mm.tables(),
             map: self.mm.platform().memmap(),
             write_protect_seq: self.mm.write_protect_seq(),
             observer: self.observer,
         };
-        let got = walk.take::<K>(self.policy.fast, va, nr, flags, out);
+        let got = in_rooms(va, nr, P::Arch::PAGE_SHIFT, out, |at, nr, out| {
+            Ok(walk.take::<K>(self.policy.fast, at, nr, flags, out))
+        })?;
         if got == nr || !may_fall_back {
             return Ok(got);
         }
@@ -209,6 +199,20 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Gup<'a, P, H, O> {
             Err(_) if got > 0 => Ok(got),
             Err(e) => Err(e),
         }
+    }
+
+    /// Checks the range and says that pins are coming (rules GUPF-02, PIN-12).
+    fn prepare<K: RefKind>(&self, va: VirtAddr, nr: usize) -> Result<VirtAddr, GupError> {
+        let va = va.align_down(P::Arch::PAGE_SHIFT);
+        let range = VirtRange::units(va, nr as u64, P::Arch::PAGE_SHIFT)
+            .map_err(|_| GupError::new(va, GupErrorKind::Overflow))?;
+        if !self.mm.is_user_range(range) {
+            return Err(GupError::new(va, GupErrorKind::Fault));
+        }
+        if K::PINS {
+            self.mm.set_has_pinned();
+        }
+        Ok(va)
     }
 
     fn slow<K: RefKind>(
@@ -221,19 +225,7 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Gup<'a, P, H, O> {
         if nr == 0 {
             return Ok(0);
         }
-        let fail = |kind| GupError::new(va, kind);
-        let va = va.align_down(P::Arch::PAGE_SHIFT);
-        let range = VirtRange::units(va, nr as u64, P::Arch::PAGE_SHIFT)
-            .map_err(|_| fail(GupErrorKind::Overflow))?;
-        if !self.mm.is_user_range(range) {
-            return Err(fail(GupErrorKind::Fault));
-        }
-        if !out.reserve(nr) {
-            return Err(fail(GupErrorKind::NoMemory));
-        }
-        if K::PINS {
-            self.mm.set_has_pinned();
-        }
+        let va = self.prepare::<K>(va, nr)?;
         let slow = Slow {
             mm: self.mm,
             handler: self.handler,
@@ -241,8 +233,40 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Gup<'a, P, H, O> {
             policy: self.policy.slow,
             flags,
         };
-        slow.take::<K>(va, nr, out)
+        in_rooms(va, nr, P::Arch::PAGE_SHIFT, out, |at, nr, out| slow.take::<K>(at, nr, out))
     }
+}
+
+/// Takes pages in as many steps as the output makes room for: nothing is
+/// allocated while pages are held but not handed over. Stops at the first step
+/// that falls short; an error after the first page is left to the next call
+/// (rule GUPS-07).
+fn in_rooms<S: Sink>(
+    va: VirtAddr,
+    nr: usize,
+    page_shift: u32,
+    out: &mut S,
+    mut take: impl FnMut(VirtAddr, usize, &mut S) -> Result<usize, GupError>,
+) -> Result<usize, GupError> {
+    let mut done = 0;
+    while done < nr {
+        let at = va.add_units(done as u64, page_shift);
+        let step = match out.reserve(nr - done) {
+            0 => Err(GupError::new(at, GupErrorKind::NoMemory)),
+            room => take(at, room, out).map(|got| (got, got < room)),
+        };
+        match step {
+            Ok((got, short)) => {
+                done += got;
+                if short {
+                    break;
+                }
+            }
+            Err(_) if done > 0 => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(done)
 }
 
 /// Rule FOLL-03. Got and pinned exclude each other by type; a missing output

@@ -18,8 +18,9 @@ pub trait Sink {
     fn pages(&self) -> usize;
     /// Gives back the references of all pages behind the first `keep`.
     fn give_back<K: RefKind, F: FolioSpace>(&mut self, map: &MemMap<F>, keep: usize);
-    /// Makes room for `nr` more pages; whether there is.
-    fn reserve(&mut self, nr: usize) -> bool;
+    /// Makes room for up to `nr` more pages, and says for how many there is: no
+    /// `push` of that many allocates. 0 means that there is no memory.
+    fn reserve(&mut self, nr: usize) -> usize;
 }
 
 /// One page number per page, as `pages[]` has one pointer.
@@ -67,8 +68,9 @@ impl Sink for Pages<'_> {
         crate::unpin::give_back_pages::<K, F>(map, &self.out[keep..self.nr]);
         self.nr = keep;
     }
-    fn reserve(&mut self, nr: usize) -> bool {
-        self.out.len() - self.nr >= nr
+    fn reserve(&mut self, nr: usize) -> usize {
+        // All or nothing: a request for more than the output holds is a mistake.
+        if self.out.len() - self.nr >= nr { nr } else { 0 }
     }
 }
 
@@ -81,6 +83,9 @@ pub struct Runs {
 }
 
 impl Runs {
+    /// Pages taken between two reservations.
+    const STEP: usize = 4096;
+
     /// No runs.
     pub fn new() -> Self {
         Runs::default()
@@ -127,8 +132,10 @@ impl Sink for Runs {
             }
         }
     }
-    fn reserve(&mut self, nr: usize) -> bool {
-        // At worst one run per page; in practice the vector grows by doubling.
-        self.runs.try_reserve(nr.min(512)).is_ok()
+    fn reserve(&mut self, nr: usize) -> usize {
+        // At worst one run per page. Bounded, so that a request of a gigabyte
+        // in large folios does not reserve for single pages.
+        let nr = nr.min(Self::STEP);
+        if self.runs.try_reserve(nr).is_ok() { nr } else { 0 }
     }
 }

@@ -61,7 +61,7 @@ impl Sink for Unlocked<'_> {
     fn give_back<K: RefKind, F: FolioSpace>(&mut self, map: &MemMap<F>, keep: usize) {
         self.out.give_back::<K, F>(map, keep);
     }
-    fn reserve(&mut self, nr: usize) -> bool {
+    fn reserve(&mut self, nr: usize) -> usize {
         self.out.reserve(nr)
     }
 }
