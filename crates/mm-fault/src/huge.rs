@@ -201,11 +201,18 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
                 let Ok(own) = folio.grab::<Get>(1) else { return Claim::Shared(pmd) };
                 drop(pmd);
                 let lock = folio.lock();
-                let pmd = self.lock_huge().filter(|pmd| pmd.entry() == seen);
-                drop(own);
-                match pmd {
-                    Some(pmd) => (pmd, lock),
-                    None => return Claim::Changed,
+                match self.lock_huge().filter(|pmd| pmd.entry() == seen) {
+                    // The leaf is there, and so is its own reference.
+                    Some(pmd) => {
+                        drop(own);
+                        (pmd, lock)
+                    }
+                    // Ours may be the last one: unlocked before it goes.
+                    None => {
+                        drop(lock);
+                        drop(own);
+                        return Claim::Changed;
+                    }
                 }
             }
         };

@@ -254,7 +254,8 @@ impl<A: Arch> Process<A> {
         drop(t);
         self.machine().memmap().put_run::<Get>(FolioRun::new(folio.head(), first, 1));
     }
-    fn discard_pmd(&self, page: u64) -> bool {
+    /// Unmaps the PMD leaf at `page`; whether there is one.
+    pub fn discard_pmd(&self, page: u64) -> bool {
         let vmas = self.mm.read();
         let m = self.machine();
         let LockedEntry::Huge(mut pmd) = self.mm.tables().lock_entry(vmas.stay(), va(page)) else {
