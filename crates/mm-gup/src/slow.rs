@@ -261,7 +261,7 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         let zero = entry.is_special() && map.is_zero_page(pfn);
         let writable = entry.is_writable(Level::Pte);
         let write = self.flags.contains(GupFlags::WRITE);
-        let has_folio = !entry.is_special() || zero;
+        let has_folio = zero || !entry.is_special() && map.contains(pfn);
         if write && !writable {
             let exclusive = has_folio && !zero && map.page_exclusive(pfn);
             if !self.may_force_write(vma, entry, exclusive) {
@@ -272,11 +272,7 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
             return Some(Followed::Error(GupErrorKind::Fault));
         }
         if !has_folio {
-            return Some(Followed::Error(if self.flags.contains(GupFlags::DUMP) {
-                GupErrorKind::Fault
-            } else {
-                GupErrorKind::NoFolio
-            }));
+            return Some(Followed::Error(self.no_folio()));
         }
         let folio = map.folio(pfn);
         let (mut n, mut dirty) = (1, entry.is_dirty());
@@ -363,6 +359,9 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         }
         let map = self.mm.platform().memmap();
         let head = entry.pfn(Level::Pmd);
+        if !map.contains(head) {
+            return Followed::Error(self.no_folio());
+        }
         let folio = map.folio(head);
         let huge_zero = map.is_huge_zero(head);
         let writable = entry.is_writable(Level::Pmd);
@@ -389,6 +388,16 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
                 Followed::Pages(n)
             }
             Err(stop) => stop,
+        }
+    }
+
+    /// The entry maps a frame that the memory map does not know (rules GUPS-06,
+    /// GUPS-14).
+    fn no_folio(&self) -> GupErrorKind {
+        if self.flags.contains(GupFlags::DUMP) {
+            GupErrorKind::Fault
+        } else {
+            GupErrorKind::NoFolio
         }
     }
 

@@ -404,16 +404,22 @@ on_all! {
         let s = Space::<A>::new(RW);
         s.map(0, 0);
         s.map(1, 0);
+        let mapped = s.pte(1);
         s.edit(1, E::<A>::mkspecial);
-        assert_eq!(follows(&s, 1, READ), Err(GupErrorKind::NoFolio));
-        assert_eq!(follows(&s, 1, GupFlags::DUMP), Err(GupErrorKind::Fault));
-        for how in How::SLOW {
-            let taken = s.call::<Pin>(how, 0, 2, WRITE);
-            assert_eq!(taken.result, Ok(1));
-            s.give_back::<Pin>(&taken);
-        }
-        let e = s.pte(0).advance(s.pfn(1).since(s.pfn(0)), Level::Pte);
-        s.set(1, e);
+        let refused = |how| {
+            assert_eq!(follows(&s, 1, READ), Err(GupErrorKind::NoFolio), "{how}");
+            assert_eq!(follows(&s, 1, GupFlags::DUMP), Err(GupErrorKind::Fault), "{how}");
+            for slow in How::SLOW {
+                let taken = s.call::<Pin>(slow, 0, 2, WRITE);
+                assert_eq!(taken.result, Ok(1), "{how}");
+                s.give_back::<Pin>(&taken);
+            }
+        };
+        refused("special");
+        // Not special, but beyond the memory map.
+        s.set(1, s.pte(0).advance(1 << 24, Level::Pte));
+        refused("unknown");
+        s.set(1, mapped);
         s.finish();
     }
 
