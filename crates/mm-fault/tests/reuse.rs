@@ -185,7 +185,7 @@ on_models! {
         }
     }
 
-    /// Rules: WREUSE-09, FAULT-24, MM-009. Rows: S-RU13.
+    /// Rules: WREUSE-09, MM-009. Rows: S-RU13.
     fn inaccessible_entries_stay_so<A>() {
         for reuse in WIDE {
             let m = new_machine::<A>();
