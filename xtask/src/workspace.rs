@@ -72,6 +72,11 @@ impl Workspace {
 }
 
 impl Package {
+    /// Whether its library says that it does without std.
+    pub fn is_no_std(&self) -> bool {
+        std::fs::read_to_string(self.dir.join("src/lib.rs"))
+            .is_ok_and(|text| text.lines().any(|line| line.trim() == "#![no_std]"))
+    }
     fn parse(v: &Value) -> Option<Self> {
         let manifest = PathBuf::from(v["manifest_path"].as_str()?);
         let mut p = Package {
@@ -137,5 +142,7 @@ mod tests {
         let ws = Workspace::load().expect("loads");
         assert!(ws.packages.iter().any(|p| p.name == "xtask"));
         assert!(ws.root.join("rust-toolchain.toml").is_file());
+        let no_std = |name: &str| ws.libraries().any(|p| p.name == name && p.is_no_std());
+        assert!(no_std("mm-sync") && no_std("mm-map") && !no_std("mm-sim"));
     }
 }
