@@ -64,7 +64,7 @@ fn all_but(without: &[u64]) -> Vec<u64> {
 
 on_models! {
     /// Rules: WREUSE-04, WREUSE-07, WREUSE-11, WREUSE-12, WREUSE-14, WREUSE-15,
-    /// WREUSE-19, REUSE-10. Rows: S-RU1, S-RU4.
+    /// WREUSE-19, WREUSE-25, REUSE-10. Rows: S-RU1, S-RU4.
     fn one_fault_makes_the_whole_folio_writable<A>() {
         for reuse in WIDE {
             let m = new_machine::<A>();
@@ -404,11 +404,14 @@ fn the_adaptive_policy_starts_with_a_block_and_learns() {
     let writable = || (0..256).filter(|k| p.pte(*k).is_writable(Level::Pte)).count();
     p.write(77, 2);
     assert_eq!(writable(), 16);
+    // Far from it: nothing speaks for more than a page. Beside that: much does.
     p.write(200, 2);
+    assert_eq!(writable(), 17);
+    p.write(201, 2);
     assert!(writable() > 64);
     for page in 0..256 {
         p.write(page, 3);
     }
-    assert!(p.reused() <= 4, "{} faults", p.reused());
+    assert!(p.reused() <= 6, "{} faults", p.reused());
     p.finish();
 }

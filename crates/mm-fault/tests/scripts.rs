@@ -145,7 +145,7 @@ impl<A: Arch> Process<A> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Rules: INV-1, INV-2, INV-3, INV-6, FAULT-10, REUSE-08, ANON-12, WREUSE-01,
+    /// Rules: INV-1, INV-2, INV-3, INV-6, EXCL-02, FAULT-10, REUSE-08, ANON-12, WREUSE-01,
     /// WREUSE-07.
     #[test]
     fn memory_is_as_if_everything_were_copied(script in ops(), policy in policies()) {

@@ -1,7 +1,7 @@
 //! The verdict on a large folio.
 
 use mm_arch::Pfn;
-use mm_folio::{Folio, FolioFlags, MmId};
+use mm_folio::{Folio, FolioFlags, Get, MmId};
 use mm_pgtable::LockedTable;
 use mm_vma::Platform;
 
@@ -38,16 +38,22 @@ impl<'t, 'g, 'm, P: Platform> Exclusive<'t, 'g, 'm, P> {
         }
         // Cheap rejects: the counts lock is a contended line. A swap cache holds
         // references, so the comparison refuses it.
-        if folio.shared_flag() || !counts_match(folio) {
+        let ignore_shared = mm_sync::mutant!("fault.reuse.ignore_shared");
+        if folio.shared_flag() && !ignore_shared || !counts_match(folio) {
             return None;
         }
+        // The folio needs no reference of ours: the entry has one, and is locked.
+        // Another would make two faults on one folio refuse each other.
+        let own = mm_sync::mutant!("fault.reuse.own_reference").then(|| folio.grab::<Get>(1).ok());
+        let own = own.flatten();
+        let extra = i64::from(own.is_some());
         // Again, where no mapping can come or go: a mapping and its reference go
         // one after the other, and a reference taken in between makes equal what
         // is not (race F-RACE-08).
         let alone = mm_sync::mutant!("fault.reuse.no_lock")
             || folio.counts_locked(|c| {
-                !c.shared
-                    && (i64::from(c.mapcount) == i64::from(c.refs)
+                (!c.shared || ignore_shared)
+                    && (i64::from(c.mapcount) + extra == i64::from(c.refs)
                         || mm_sync::mutant!("fault.reuse.map_only"))
             });
         if !alone {

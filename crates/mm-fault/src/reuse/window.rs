@@ -64,8 +64,10 @@ impl<P: Platform> Exclusive<'_, '_, '_, P> {
             ReusePolicy::Table => window(Block::Table),
             ReusePolicy::Adaptive => {
                 let all = window(Block::Table);
-                let marked = map.exclusive_count(first_of(&all), all.nr());
-                policy::adapt(vma, all.nr(), marked).map_or(all, window)
+                let marked = |w: &Window| map.exclusive_count(first_of(w), w.nr());
+                let near = marked(&window(Block::Pages(policy::BLOCK)));
+                let around = policy::Around { window: all.nr(), marked: marked(&all), near };
+                policy::adapt(vma, around).map_or(all, window)
             }
         };
 

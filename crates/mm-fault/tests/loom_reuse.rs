@@ -1,0 +1,279 @@
+//! Models of a write fault that widens its verdict, on the production code. One
+//! test per race; the mutants bring the race back.
+//!
+//! | race | threads | test |
+//! |---|---|---|
+//! | F-RACE-32 | wide reuse; lockless pin of a neighbour | `a_wide_reuse_meets_a_pin` |
+//! | F-RACE-32 | wide reuse; reference that is no pin | `a_wide_reuse_meets_a_reference` |
+//! | F-RACE-33 | two faults in one table | `two_faults_in_one_table` |
+//! | WREUSE-24 | two faults in two tables of one folio | `two_faults_in_two_tables` |
+//! | F-RACE-05 | wide reuse; a sharer unmaps | `a_wide_reuse_meets_a_sharer_on_its_way_out` |
+//! | WREUSE-20 | wide reuse; fork | `a_wide_reuse_meets_a_fork` |
+//! | WREUSE-13 | wide reuse; stores and loads by hardware | `a_wide_reuse_meets_hardware` |
+#![cfg(loom)]
+
+mod common;
+
+use common::*;
+use core::num::NonZeroU32;
+use mm_arch::model::ModelWord;
+use mm_arch::{AccessKind, Arch, Entry, Level, Protection};
+use mm_fault::{FaultFlags, FaultOutcome, ReusePolicy};
+use mm_folio::{AnonId, Exclusivity, FolioRun, Get, Pin};
+use mm_pgtable::{Step, TableMemory, TableSpace};
+use mm_rmap::model::{ModelConfig, machine};
+use mm_sync::atomic::{AtomicU64, Ordering::*};
+use mm_sync::fence;
+use mm_sync::model::{Bounds, caught, holds_with};
+use mm_sync::thread::spawn;
+use mm_vma::{Platform, RssKind};
+use std::sync::Arc;
+
+type A = ModelWord<8>;
+const WRITE: FaultFlags = FaultFlags::WRITE;
+const DONE: FaultOutcome = FaultOutcome::Done { major: false };
+
+/// A process with a folio of `1 << order` pages from page `first` on, alone with
+/// it: no mark, nothing writable.
+fn alone(first: u64, order: u32) -> (M<A>, Process<A>) {
+    let m = machine::<A>(ModelConfig { nr_frames: 24, ..ModelConfig::tiny() }).expect("machine");
+    let mut p = Process::<A>::new(&m);
+    p.policy.reuse = ReusePolicy::Table;
+    p.map(pages(0, 16), RW);
+    let nr = 1 << order;
+    let mut new = m.memmap().alloc(order).expect("memory");
+    new.grow(nr - 1).expect("room");
+    let folio = new.folio();
+    folio.set_anon(AnonId(0), first);
+    folio.add_new_anon(p.mm.id(), Level::Pte, Exclusivity::MaybeShared);
+    p.mm.counters().add(RssKind::Anon, u64::from(nr));
+    let prot = A::prot(Protection::private_read_write());
+    for k in 0..nr {
+        let vmas = p.mm.read();
+        let t = p.mm.tables().ensure_table(vmas.stay(), va(first + u64::from(k)));
+        let mut t = t.expect("memory").table().expect("no huge entry");
+        let index = t.index_of(va(first + u64::from(k)));
+        t.fill(index, 1, E::<A>::leaf(folio.page(k), prot, Level::Pte));
+    }
+    new.hand_over();
+    (m, p)
+}
+fn writable(p: &Process<A>, page: u64) -> bool {
+    p.pte(page).is_writable(Level::Pte)
+}
+/// Every mutant of the list must be found in `model`, which holds without.
+fn race(name: &str, model: impl Fn() + Copy + Send + Sync + 'static, mutants: &[&'static str]) {
+    holds_with(name, Bounds::at_most(2), model);
+    for mutant in mutants {
+        caught(name, mutant, model);
+    }
+}
+
+/// Race F-RACE-32. Rules: WREUSE-08, GUPF-15, REUSE-08.
+#[test]
+fn a_wide_reuse_meets_a_pin() {
+    fn model() {
+        let (m, p) = alone(0, 2);
+        let p = p.shared();
+        let pinner = spawn({
+            let (m, p) = (m.clone(), p.clone());
+            move || {
+                // The lockless walk, for writing, to the neighbour.
+                let guard = p.mm.tables().pin();
+                let Step::Table(_, table) = guard.walk(va(1)) else { panic!("no table") };
+                let index = table.index_of(va(1));
+                let e = table.get(index);
+                if !e.is_present(Level::Pte) || !e.is_writable(Level::Pte) {
+                    return;
+                }
+                let map = m.memmap();
+                let pin = map.folio(e.pfn(Level::Pte)).grab::<Pin>(1).expect("pin");
+                fence!("gup.pin.mb", SeqCst);
+                if table.get(index) == e {
+                    fence!("scan.rmb", Acquire);
+                    assert!(map.page_exclusive(e.pfn(Level::Pte)), "a pin of a shared page");
+                }
+                drop(pin);
+            }
+        });
+        assert_eq!(p.fault(0, WRITE), DONE);
+        pinner.join().expect("thread");
+        // The pin comes only behind the verdict.
+        assert!(writable(&p, 0) && writable(&p, 1));
+        assert_eq!((p.reused(), m.folios_in_use()), (1, 1));
+    }
+    race("a_wide_reuse_meets_a_pin", model, &["fault.reuse.mark_late"]);
+}
+
+/// Race F-RACE-32. Rules: REUSE-06, REUSE-07: a reference that came before the
+/// verdict keeps it from widening.
+#[test]
+fn a_wide_reuse_meets_a_reference() {
+    fn model() {
+        let (m, p) = alone(0, 2);
+        let pfn = p.pfn(0);
+        let p = p.shared();
+        // A page that was shared when somebody looked, and who copies from it.
+        m.memmap().folio(pfn).grab::<Get>(1).expect("reference").hand_over();
+        let content = Arc::new(AtomicU64::new(77));
+        let reader = spawn({
+            let (m, content) = (m.clone(), content.clone());
+            move || {
+                assert_eq!(content.load(Relaxed), 77, "the pipe saw a later store");
+                m.memmap().put_run::<Get>(FolioRun::new(pfn, 0, 1));
+            }
+        });
+        assert_eq!(p.fault(0, WRITE), DONE);
+        if writable(&p, 1) {
+            content.store(78, Relaxed);
+        }
+        reader.join().expect("thread");
+        assert!(writable(&p, 0));
+    }
+    race("a_wide_reuse_meets_a_reference", model, &["fault.reuse.map_only"]);
+}
+
+/// Race F-RACE-33. Rules: WREUSE-16, WREUSE-24, FAULT-03, FAULT-06.
+///
+/// The second fault sees the entry read-only, empty for a moment, or writable.
+#[test]
+fn two_faults_in_one_table() {
+    fn model() {
+        let (m, p) = alone(0, 2);
+        let p = p.shared();
+        let other = spawn({
+            let p = p.clone();
+            move || assert_eq!(p.fault(1, WRITE), DONE)
+        });
+        assert_eq!(p.fault(0, WRITE), DONE);
+        other.join().expect("thread");
+        assert!(writable(&p, 0) && writable(&p, 1) && p.is_exclusive(0) && p.is_exclusive(1));
+        assert_eq!((p.reused(), m.folios_in_use(), p.rss()), (1, 1, 4));
+    }
+    race("two_faults_in_one_table", model, &["fault.present.no_recheck", "fault.anon.no_recheck"]);
+}
+
+/// Race F-RACE-33, with a load: an empty look must not become a zero page.
+#[test]
+fn a_load_meets_a_wide_reuse() {
+    fn model() {
+        let (m, p) = alone(0, 2);
+        let p = p.shared();
+        let pfn = p.pfn(1);
+        let other = spawn({
+            let p = p.clone();
+            move || assert_eq!(p.fault(1, FaultFlags::empty()), DONE)
+        });
+        assert_eq!(p.fault(0, WRITE), DONE);
+        other.join().expect("thread");
+        assert_eq!((p.pfn(1), m.folios_in_use(), p.rss()), (pfn, 1, 4));
+    }
+    race("a_load_meets_a_wide_reuse", model, &["fault.zero.no_recheck"]);
+}
+
+/// Rules: WREUSE-24, WREUSE-04: each widens in its own table; neither counts
+/// against the other.
+#[test]
+fn two_faults_in_two_tables() {
+    fn model() {
+        let (m, p) = alone(6, 2);
+        let p = p.shared();
+        let other = spawn({
+            let p = p.clone();
+            move || assert_eq!(p.fault(8, WRITE), DONE)
+        });
+        assert_eq!(p.fault(7, WRITE), DONE);
+        assert!(writable(&p, 6) && writable(&p, 7));
+        other.join().expect("thread");
+        assert!((6..10).all(|k| writable(&p, k) && p.is_exclusive(k)));
+        assert_eq!((p.reused(), m.folios_in_use(), p.rss()), (2, 1, 4));
+    }
+    race("two_faults_in_two_tables", model, &["fault.reuse.own_reference"]);
+}
+
+/// Race F-RACE-05, for the neighbours. Rules: REUSE-08, FOLIO-03, ZAP-03.
+#[test]
+fn a_wide_reuse_meets_a_sharer_on_its_way_out() {
+    fn model() {
+        let (m, p) = alone(0, 2);
+        let c = p.fork();
+        let head = p.pfn(0);
+        // The content of page 1, where the model checker sees accesses to it.
+        let content = Arc::new(AtomicU64::new(77));
+        let p = p.shared();
+        let leaver = spawn({
+            let (m, mm, content) = (m.clone(), c.mm.clone(), content.clone());
+            move || {
+                let vmas = mm.read();
+                let mut t = mm.tables().lock_table(vmas.stay(), va(0)).expect("table");
+                let mut owed = mm.tables().tlb().obligation();
+                t.take_each::<mm_arch::Live>(0, 4, &mut owed, |_, _| ());
+                m.memmap().folio(head).remove_ptes(0, NonZeroU32::MIN.saturating_add(3), mm.id());
+                mm.counters().sub(RssKind::Anon, 4);
+                // Until the flush another CPU of the child reads through the old
+                // translation.
+                assert_eq!(content.load(Relaxed), 77, "the child saw the parent's store");
+                owed.now();
+                m.memmap().put_run::<Get>(FolioRun::new(head, 0, 4));
+            }
+        });
+        assert_eq!(p.fault(0, WRITE), DONE);
+        if writable(&p, 1) {
+            content.store(78, Relaxed);
+        }
+        leaver.join().expect("thread");
+        assert_eq!(p.rss(), 4);
+    }
+    race("a_wide_reuse_meets_a_sharer", model, &["fault.reuse.map_only"]);
+}
+
+/// Rules: WREUSE-02, WREUSE-20, FORK-03. The mmap lock keeps the two apart; what
+/// is checked is that either order leaves nothing writable that is shared.
+#[test]
+fn a_wide_reuse_meets_a_fork() {
+    fn model() {
+        let (_m, p) = alone(0, 2);
+        let p = Arc::new(p);
+        let other = spawn({
+            let p = p.clone();
+            move || assert_eq!(p.fault(0, WRITE), DONE)
+        });
+        let c = p.fork();
+        other.join().expect("thread");
+        for k in 0..4 {
+            let shared = p.pfn(k) == c.pfn(k);
+            assert!(!writable(&c, k) && !(shared && (writable(&p, k) || p.is_exclusive(k))));
+        }
+        assert!(p.pfn(1) == c.pfn(1));
+    }
+    race("a_wide_reuse_meets_a_fork", model, &["fault.reuse.ignore_shared"]);
+}
+
+/// Rules: WREUSE-11, WREUSE-13, ACC-15: what hardware marks while the run is
+/// taken and put back, and behind it, stays.
+#[test]
+fn a_wide_reuse_meets_hardware() {
+    fn model() {
+        let (m, p) = alone(0, 2);
+        let p = p.shared();
+        let frame =
+            p.with(|vmas| p.mm.tables().lock_table(vmas.stay(), va(0)).expect("table").frame());
+        let cpu = spawn({
+            let m = m.clone();
+            move || {
+                // SAFETY: the model frees no table while hardware is running.
+                let table = unsafe { TableSpace::tables(&m).table(frame).as_ref() };
+                let loaded = A::mmu_mark(table, 1, AccessKind::Read, Level::Pte);
+                let stored = A::read::<mm_arch::Pinned>(table, 0).is_writable(Level::Pte)
+                    && A::mmu_mark(table, 0, AccessKind::Write, Level::Pte);
+                (loaded, stored)
+            }
+        });
+        assert_eq!(p.fault(0, WRITE), DONE);
+        let (loaded, _) = cpu.join().expect("thread");
+        assert!(p.pte(1).is_young() || !loaded, "an accessed bit was lost");
+        assert!(p.pte(0).is_dirty() && p.pte(0).is_young());
+        assert!(!p.pte(1).is_dirty() && writable(&p, 1));
+    }
+    race("a_wide_reuse_meets_hardware", model, &["word.take.not_rmw"]);
+}
