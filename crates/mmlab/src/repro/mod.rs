@@ -2,6 +2,7 @@
 
 mod gup_fast;
 pub mod reference;
+mod reuse;
 
 use clap::{Args, ValueEnum};
 use std::process::ExitCode;
@@ -11,6 +12,8 @@ use std::process::ExitCode;
 pub enum Table {
     /// Patch series 002: GUP-fast over 256 MiB, five folio sizes, get and pin.
     GupFast,
+    /// Patch series 003: write faults after fork and exit, four reuse policies.
+    Reuse,
 }
 
 /// Arguments of `mmlab repro`.
@@ -35,6 +38,7 @@ pub fn main(args: &ReproArgs) -> ExitCode {
     for table in tables {
         let done = match table {
             Table::GupFast => gup_fast::main(args.rounds as usize, args.json),
+            Table::Reuse => reuse::main(args.rounds as usize, args.json),
         };
         if let Err(message) = done {
             eprintln!("mmlab: repro: {message}");
