@@ -5,7 +5,7 @@
 //! | policy | golden | compared |
 //! |---|---|---|
 //! | `linux-6.18` | mainline | everything |
-//! | `series` | whole-folio reuse, once that is built; mainline until then | everything |
+//! | `series` | whole-folio reuse | everything |
 //! | `best`, `baseline` | mainline | content, errors, signals, events |
 
 use crate::cli::{self, ArchName, say};
