@@ -82,6 +82,9 @@ impl<T: Tlb + ?Sized> core::fmt::Debug for Flush<'_, T> {
     }
 }
 
+// A duty is met once.
+static_assertions::assert_not_impl_any!(Flush<'static, dyn Tlb>: Clone);
+
 #[cfg(test)]
 mod tests {
     use super::*;

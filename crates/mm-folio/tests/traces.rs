@@ -6,6 +6,12 @@ use common::*;
 use mm_folio::audit::Access::{ReadOnly, Writable};
 use mm_folio::*;
 
+// What owns references or a lock is given back once, a lock by the thread that
+// took it.
+static_assertions::assert_not_impl_any!(FolioRef<'static, Space, Get>: Clone);
+static_assertions::assert_not_impl_any!(FolioRef<'static, Space, Pin>: Clone);
+static_assertions::assert_not_impl_any!(FolioLockGuard<'static, Space>: Send, Clone);
+
 /// What a trace row states: (refs, map, slot 0, slot 1, SHARED, exclusive pages).
 type Row = (i32, u32, Option<(u32, u32)>, Option<(u32, u32)>, bool, usize);
 

@@ -2,13 +2,12 @@
 //! needs and all that is measured.
 
 use mm_arch::{Arch, Entry, Level, Pfn, Protection, SpaceId, VirtAddr, WriteKind};
-use mm_folio::{AllocError, FolioSource, FolioSpace, MemMap, RefKind};
+use mm_folio::{AllocError, AnonId, Exclusivity, FolioSource, FolioSpace, MemMap, RefKind};
 use mm_gup::{FastPolicy, GupFlags, Pages, fast::Walk, put_pages, unpin_pages};
 use mm_pgtable::slab::{SlabSpace, slab_space};
 use mm_pgtable::{PageTables, TableSpace, TablesStay};
 use mm_sync::SeqCount;
 use mm_sync::stat::Counter;
-use std::num::NonZeroU32;
 
 /// Pages of the region: 256 MiB.
 pub const NR: usize = 65_536;
@@ -68,17 +67,15 @@ pub fn bed(order: u32) -> Bed {
     let stay = unsafe { TablesStay::new() };
     let prot = A::prot(Protection::private_read_write());
     for folio in 0..NR >> order {
-        let refs = map.alloc(order).expect("folio");
+        let mut refs = map.alloc(order).expect("folio");
         let at = VirtAddr::new(BASE).add_units((folio as u64) << order, 12);
-        let n = NonZeroU32::new(1 << order).expect("not zero");
-        let mut refs = refs;
         if order > 0 {
             refs.grow((1 << order) - 1).expect("fits");
         }
         let f = refs.hand_over();
         f.set_flag(mm_folio::FolioFlags::REFERENCED);
-        f.set_anon(mm_folio::AnonId(0), folio as u64);
-        f.add_file_ptes(0, n, mm);
+        f.set_anon(AnonId(0), (folio as u64) << order);
+        f.add_new_anon(mm, Level::Pte, Exclusivity::Exclusive);
         let e = <A as Arch>::Entry::leaf(f.head(), prot, Level::Pte)
             .mkyoung()
             .mkdirty()

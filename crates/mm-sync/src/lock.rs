@@ -224,6 +224,10 @@ unsafe impl lock_api::RawMutex for Spin {
     }
 }
 
+// A lock is given back by the thread that took it, once.
+#[cfg(not(loom))]
+static_assertions::assert_not_impl_any!(LockGuard<'static, Spin>: Send, Clone);
+
 /// A blocking lock for models: the waiter is descheduled, which costs far fewer
 /// executions than spinning.
 #[cfg(loom)]

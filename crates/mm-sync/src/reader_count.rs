@@ -80,6 +80,9 @@ impl Drop for ReaderGuard<'_> {
     }
 }
 
+// A guard counts once.
+static_assertions::assert_not_impl_any!(ReaderGuard<'static>: Clone);
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
