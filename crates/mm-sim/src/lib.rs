@@ -51,7 +51,7 @@
 //!
 //! # Not here
 //!
-//! Files, shared memory, swap, userfaultfd and KSM: an operation of a scenario
+//! Files, shared memory, swap and KSM: an operation of a scenario
 //! that needs them is [`RunError::NotBuilt`]. Time: nothing is ever slow.
 //!
 //! # Example

@@ -6,7 +6,7 @@ use mm_fault::{OrderMode, ThpMode};
 use mm_gup::GupFlags;
 use mm_map::Advice;
 use mm_sim::{Machine, MachineConfig, Pinned, Preset, Process, Shadow, audit, leaks};
-use mm_vma::VmaFlags;
+use mm_vma::{Platform, VmaFlags};
 use mm_x86::X86_64;
 
 /// Below the end of user space of every format here.
@@ -150,4 +150,26 @@ fn cpus_at_once_leave_a_sound_machine() {
     p.exit();
     m.settle();
     assert_eq!(leaks(&m), []);
+}
+
+/// Rules: PIN-17. However a holder gives pages back, every pin is counted out again,
+/// and a plain reference is no pin.
+#[test]
+fn pins_given_back_are_counted() {
+    let m = machine::<X86_64>(Preset::Best, 1);
+    let p = m.spawn().expect("process");
+    p.mmap_anon(pages(0, 32), RW).expect("mmap");
+    let counts = || {
+        let stats = m.host().memmap().stats();
+        (stats.foll_pin_acquired.get(), stats.foll_pin_released.get())
+    };
+    drop(p.pin(page(0), 20, GupFlags::WRITE).expect("pin"));
+    assert_eq!(counts(), (20, 20));
+    let mut written = p.pin(page(3), 5, GupFlags::WRITE).expect("pin");
+    written.dirty_at_end();
+    assert_eq!(counts(), (25, 20));
+    drop(written);
+    assert_eq!(counts(), (25, 25));
+    drop(p.get(page(0), 20, GupFlags::WRITE).expect("get"));
+    assert_eq!(counts(), (25, 25));
 }

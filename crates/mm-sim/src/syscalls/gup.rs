@@ -5,7 +5,7 @@ use crate::events::{EventCounts, Events};
 use crate::{Host, Process};
 use mm_arch::{Arch, Pfn, VirtAddr};
 use mm_fault::{FaultFlags, FaultOutcome, handle_fault};
-use mm_folio::{FolioFlags, FolioRun, FrameBytes, Get, Pin};
+use mm_folio::{FolioFlags, FolioRun, FrameBytes};
 use mm_gup::{FaultError, FaultHandler, Gup, GupError, GupFault, GupFlags, Resolved, Runs};
 use mm_vma::{MmRead, Platform};
 
@@ -101,16 +101,21 @@ impl<A: Arch, O: Events> Pinned<A, O> {
 impl<A: Arch, O: Events> Drop for Pinned<A, O> {
     fn drop(&mut self) {
         let map = self.host.memmap();
-        for run in self.runs.drain(..) {
-            match (self.is_pin, self.dirty_at_end) {
-                (true, true) => mm_gup::unpin_run_dirty(map, run),
-                (true, false) => map.put_run::<Pin>(run),
-                (false, dirty) => {
-                    if dirty {
+        let runs = std::mem::take(&mut self.runs);
+        match (self.is_pin, self.dirty_at_end) {
+            (true, true) => {
+                for run in runs {
+                    mm_gup::unpin_run_dirty(map, run);
+                }
+            }
+            (true, false) => mm_gup::unpin_runs(map, runs),
+            (false, dirty) => {
+                if dirty {
+                    for run in &runs {
                         map.folio(run.head).set_flag(FolioFlags::DIRTY);
                     }
-                    map.put_run::<Get>(run);
                 }
+                mm_gup::put_runs(map, runs);
             }
         }
     }
