@@ -35,7 +35,7 @@ enum Task {
     Scenarios(scenarios::Options),
     /// Callgrind instruction counts of the hot paths against xtask/instructions.tsv.
     Instructions(instructions::Options),
-    /// Which rule is cited by which test; fails on a cited rule that does not exist.
+    /// Which rule is cited by which test; fails on rules that do not exist and on gaps in complete groups.
     Rules(rules::Options),
 }
 
