@@ -20,10 +20,6 @@ use mm_sync::{hint, mutant};
 
 /// An entry whose raw word can carry the contiguous mark.
 pub trait ContEntry: Entry {
-    /// The value of a raw word.
-    fn from_raw(raw: u64) -> Self;
-    /// The raw word.
-    fn raw(self) -> u64;
     /// Valid and part of a folded block (rule CONT-19: the mark implies valid).
     fn is_cont(self) -> bool;
     /// With or without the mark.

@@ -87,6 +87,11 @@ pub trait Entry: Copy + Eq + Debug + Send + Sync + 'static {
     /// Whether a migration entry has room for young and dirty.
     const SWAP_YOUNG_DIRTY: bool;
 
+    /// The entry with this raw value: any value is one.
+    fn from_raw(raw: u64) -> Self;
+    /// The raw value.
+    fn raw(self) -> u64;
+
     /// A leaf that maps `pfn`.
     ///
     /// # Panics

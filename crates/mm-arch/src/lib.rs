@@ -64,13 +64,16 @@
 
 mod addr;
 mod arch;
+pub mod cell;
 pub mod cont;
 mod entry;
+pub mod explain;
 mod flush;
 mod level;
 #[cfg(feature = "model")]
 pub mod model;
 mod nonpresent;
+pub mod pair;
 pub mod respect;
 mod right;
 mod tlb;

@@ -6,14 +6,16 @@
 //! two 32-bit words that are never read or written together. [`laws`] holds what
 //! every format, these and those of hardware, must do.
 
+use crate::cell::Cell;
 use crate::cont::{self, ContEntry};
+use crate::pair::Pair;
 use crate::{
-    AccessKind, Arch, At, Batch, EncodeError, Entry, FlushScope, Level, Liveness, Pfn, Protection,
-    Right, Rights, SpaceTlb, SwapBits, TableFrame, Tlb, TypeOffset, VirtRange, WriteKind, respect,
-    word,
+    AccessKind, Arch, At, Batch, EncodeError, Entry, FlushScope, Held, Level, Liveness, Pfn,
+    Protection, Right, Rights, SpaceTlb, SwapBits, TableFrame, Tlb, TypeOffset, VirtRange,
+    WriteKind, respect, word,
 };
-use mm_sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use mm_sync::{fence, hint, mutant, ord};
+use core::marker::PhantomData;
+use mm_sync::atomic::{AtomicU64, Ordering};
 
 pub mod laws;
 
@@ -74,6 +76,14 @@ impl Entry for ModelEntry {
     const SWAP_PFN_BITS: u32 = 40;
     const SWAP_YOUNG_DIRTY: bool = true;
 
+    #[inline]
+    fn from_raw(raw: u64) -> Self {
+        ModelEntry(raw)
+    }
+    #[inline]
+    fn raw(self) -> u64 {
+        self.0
+    }
     #[inline]
     fn leaf(pfn: Pfn, prot: ModelProt, level: Level) -> Self {
         let leaf = if level == Level::Pte { 0 } else { LEAF };
@@ -235,14 +245,6 @@ impl Entry for ModelEntry {
 impl ContEntry for ModelEntry {
     const STEP: u64 = 1 << 12;
     #[inline]
-    fn from_raw(raw: u64) -> Self {
-        ModelEntry(raw)
-    }
-    #[inline]
-    fn raw(self) -> u64 {
-        self.0
-    }
-    #[inline]
     fn is_cont(self) -> bool {
         self.0 & (P | CONT) == P | CONT
     }
@@ -308,7 +310,7 @@ fn widened(raw: u64, e: ModelEntry) -> Option<u64> {
 }
 
 macro_rules! model_geometry {
-    ($name:literal, $cont:expr) => {
+    ($name:expr, $cont:expr) => {
         type Entry = ModelEntry;
         const NAME: &'static str = $name;
         const PAGE_SHIFT: u32 = 12;
@@ -334,43 +336,60 @@ macro_rules! model_geometry {
     };
 }
 
-macro_rules! word_upper {
+macro_rules! upper {
     () => {
         fn new_table() -> Self::Table {
-            core::array::from_fn(|_| AtomicU64::new(0))
+            core::array::from_fn(|_| Cell::empty())
         }
         #[inline]
         fn read_upper<R: Right>(t: &Self::Table, i: usize) -> ModelEntry {
-            ModelEntry(word::load::<R>(&t[i]))
+            ModelEntry(t[i].read::<R>())
         }
         fn swap_upper(t: &Self::Table, i: usize, e: ModelEntry) -> ModelEntry {
-            // Release publishes the table behind the entry (rule ACC-04).
-            ModelEntry(t[i].swap(e.0, ord!("word.upper", Release)))
+            ModelEntry(t[i].replace(e.0))
         }
         fn wrprotect_upper(t: &Self::Table, i: usize) {
-            let _ = word::update(&t[i], |raw| Some(raw & !W));
+            let _ = t[i].change(|raw| Some(raw & !W));
         }
         fn set_access_flags_upper(t: &Self::Table, i: usize, e: ModelEntry) -> bool {
-            word::update(&t[i], |raw| widened(raw, e)).is_ok()
+            t[i].change(|raw| widened(raw, e)).is_ok()
         }
         fn mmu_mark(t: &Self::Table, i: usize, kind: AccessKind, level: Level) -> bool {
-            word::update(&t[i], |raw| marked(raw, kind, level)).is_ok()
+            t[i].change(|raw| marked(raw, kind, level)).is_ok()
         }
     };
 }
 
-/// One word per entry, tables of `N` entries (a power of two), two levels.
-#[derive(Clone, Copy, Debug)]
-pub struct ModelWord<const N: usize = 4>;
+/// Each entry by itself in a cell `C`, tables of `N` entries (a power of two), two
+/// levels.
+pub struct ModelFlat<C, const N: usize>(PhantomData<fn() -> C>);
 
-impl<const N: usize> Arch for ModelWord<N> {
-    type Table = [AtomicU64; N];
-    model_geometry!("model-word", 1);
-    word_upper!();
+/// One word per entry.
+pub type ModelWord<const N: usize = 4> = ModelFlat<AtomicU64, N>;
+/// Two 32-bit words per entry.
+pub type ModelPair<const N: usize = 4> = ModelFlat<Pair, N>;
+
+impl<C, const N: usize> Clone for ModelFlat<C, N> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<C, const N: usize> Copy for ModelFlat<C, N> {}
+impl<C, const N: usize> core::fmt::Debug for ModelFlat<C, N> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("ModelFlat")
+    }
+}
+
+impl<C: Cell, const N: usize> Arch for ModelFlat<C, N> {
+    type Table = [C; N];
+    const WORDS: usize = C::WORDS;
+    model_geometry!(if C::WORDS == 1 { "model-word" } else { "model-pair" }, 1);
+    upper!();
 
     #[inline]
     fn read<R: Right>(t: &Self::Table, i: usize) -> ModelEntry {
-        ModelEntry(word::load::<R>(&t[i]))
+        ModelEntry(t[i].read::<R>())
     }
     #[inline]
     fn scan<R: Right, const MODE: u8>(
@@ -379,18 +398,20 @@ impl<const N: usize> Arch for ModelWord<N> {
         head: ModelEntry,
         max: usize,
     ) -> Batch {
-        let nr = word::scan(&t[i..i + max], head.0, 1 << 12, ignored(MODE));
-        let b = facts(t[i..i + nr].iter().map(|c| ModelEntry(c.load(Ordering::Relaxed))), nr);
+        let nr = C::scan::<R>(&t[i..i + max], head.0, 1 << 12, ignored(MODE));
+        // The head's facts are those of the caller's copy (rule BATCH-08).
+        let rest = t[i + 1..i + nr].iter().map(|c| ModelEntry(c.read::<Held>()));
+        let b = facts(core::iter::once(head).chain(rest), nr);
         word::scan_fence::<R>();
         b
     }
     fn fill(t: &Self::Table, i: usize, n: usize, e: ModelEntry) {
         for (k, cell) in t[i..i + n].iter().enumerate() {
-            word::store(cell, e.advance(k as u64, Level::Pte).0);
+            cell.write(e.advance(k as u64, Level::Pte).0);
         }
     }
     fn set<T: Tlb + ?Sized>(t: &Self::Table, at: At, e: ModelEntry, _: &SpaceTlb<'_, T>) {
-        word::store(&t[at.index], e.0);
+        t[at.index].write(e.0);
     }
     fn take<L: Liveness, T: Tlb + ?Sized>(
         t: &Self::Table,
@@ -400,12 +421,12 @@ impl<const N: usize> Arch for ModelWord<N> {
         mut each: impl FnMut(usize, ModelEntry),
     ) {
         for (k, cell) in t[at.index..at.index + n].iter().enumerate() {
-            each(k, ModelEntry(word::take::<L>(cell)));
+            each(k, ModelEntry(cell.take::<L>()));
         }
     }
     fn wrprotect<T: Tlb + ?Sized>(t: &Self::Table, at: At, n: usize, _: &SpaceTlb<'_, T>) {
         for cell in &t[at.index..at.index + n] {
-            let _ = word::update(cell, |raw| Some(raw & !W));
+            let _ = cell.change(|raw| Some(raw & !W));
         }
     }
     fn clear_young<T: Tlb + ?Sized>(
@@ -416,7 +437,7 @@ impl<const N: usize> Arch for ModelWord<N> {
     ) -> bool {
         let mut any = false;
         for cell in &t[at.index..at.index + n] {
-            any |= word::update(cell, |raw| (raw & A != 0).then_some(raw & !A)).is_ok();
+            any |= cell.change(|raw| (raw & A != 0).then_some(raw & !A)).is_ok();
         }
         any
     }
@@ -426,7 +447,7 @@ impl<const N: usize> Arch for ModelWord<N> {
         e: ModelEntry,
         _: &SpaceTlb<'_, T>,
     ) -> bool {
-        word::update(&t[at.index], |raw| widened(raw, e)).is_ok()
+        t[at.index].change(|raw| widened(raw, e)).is_ok()
     }
 }
 
@@ -437,7 +458,7 @@ pub struct ModelCont<const N: usize = 4, const C: usize = 2>;
 impl<const N: usize, const C: usize> Arch for ModelCont<N, C> {
     type Table = [AtomicU64; N];
     model_geometry!("model-cont", C);
-    word_upper!();
+    upper!();
 
     #[inline]
     fn read<R: Right>(t: &Self::Table, i: usize) -> ModelEntry {
@@ -505,202 +526,6 @@ impl<const N: usize, const C: usize> Arch for ModelCont<N, C> {
             return changed;
         }
         word::update(&t[at.index], |raw| widened(raw, e)).is_ok()
-    }
-}
-
-/// An entry of two words that are never accessed together.
-#[derive(Debug)]
-pub struct Pair {
-    low: AtomicU32,
-    high: AtomicU32,
-}
-
-const fn low(raw: u64) -> u32 {
-    raw as u32
-}
-const fn high(raw: u64) -> u32 {
-    (raw >> 32) as u32
-}
-const fn join(low: u32, high: u32) -> u64 {
-    (high as u64) << 32 | low as u64
-}
-
-impl Pair {
-    fn new() -> Self {
-        Pair { low: AtomicU32::new(0), high: AtomicU32::new(0) }
-    }
-    #[inline]
-    fn load<R: Right>(&self) -> u64 {
-        if R::LOCKED {
-            return join(self.low.load(Ordering::Relaxed), self.high.load(Ordering::Relaxed));
-        }
-        // Rule PAE-10: low, high, low again. Acquire on both keeps the loads in
-        // order and pairs with the fences of the writers.
-        loop {
-            let l = self.low.load(ord!("pair.read.low", Acquire));
-            let h = self.high.load(ord!("pair.read.high", Acquire));
-            if mutant!("pair.read.no_recheck") || self.low.load(Ordering::Relaxed) == l {
-                return join(l, h);
-            }
-            hint::spin_loop();
-        }
-    }
-    /// Rule PAE-06: the word with the present bit last.
-    fn store(&self, raw: u64) {
-        if mutant!("pair.store.low_first") {
-            self.low.store(low(raw), Ordering::Relaxed);
-            self.high.store(high(raw), Ordering::Release);
-            return;
-        }
-        self.high.store(high(raw), Ordering::Relaxed);
-        // Release: a reader that sees the present bit sees the high word.
-        self.low.store(low(raw), ord!("pair.store.low", Release));
-    }
-    /// Rule PAE-07: the word with the present bit first, by exchange.
-    fn take(&self) -> u64 {
-        if mutant!("pair.take.high_first") {
-            let h = self.high.swap(0, Ordering::AcqRel);
-            return join(self.low.swap(0, Ordering::AcqRel), h);
-        }
-        // The exchange collects what hardware added; nobody else writes the
-        // high word while we hold the lock.
-        let l = if mutant!("pair.take.not_rmw") {
-            let l = self.low.load(Ordering::Relaxed);
-            self.low.store(0, Ordering::Relaxed);
-            l
-        } else {
-            self.low.swap(0, Ordering::Relaxed)
-        };
-        let h = self.high.load(Ordering::Relaxed);
-        // A fence, not a Release store: the next `store` writes `high` again,
-        // and a reader of that must see the cleared low word too.
-        fence!("pair.take.wmb", Release);
-        self.high.store(0, Ordering::Relaxed);
-        join(l, h)
-    }
-    /// Changes flags, all of which live in the low word (rule PAE-11).
-    fn update_low(&self, f: impl Fn(u64) -> Option<u64>) -> bool {
-        let h = self.high.load(Ordering::Relaxed);
-        let mut l = self.low.load(Ordering::Relaxed);
-        loop {
-            let Some(new) = f(join(l, h)) else { return false };
-            debug_assert_eq!(high(new), h, "flags live in the low word");
-            if mutant!("pair.update.not_rmw") {
-                self.low.store(low(new), Ordering::Relaxed);
-                return true;
-            }
-            // Release, as `word::update`.
-            let publish = ord!("pair.update.low", Release);
-            match self.low.compare_exchange_weak(l, low(new), publish, Ordering::Relaxed) {
-                Ok(_) => return true,
-                Err(seen) => l = seen,
-            }
-        }
-    }
-}
-
-/// Two 32-bit words per entry, tables of `N` entries, two levels.
-#[derive(Clone, Copy, Debug)]
-pub struct ModelPair<const N: usize = 4>;
-
-impl<const N: usize> Arch for ModelPair<N> {
-    type Table = [Pair; N];
-    const WORDS: usize = 2;
-    model_geometry!("model-pair", 1);
-
-    fn new_table() -> Self::Table {
-        core::array::from_fn(|_| Pair::new())
-    }
-    #[inline]
-    fn read<R: Right>(t: &Self::Table, i: usize) -> ModelEntry {
-        ModelEntry(t[i].load::<R>())
-    }
-    #[inline]
-    fn read_upper<R: Right>(t: &Self::Table, i: usize) -> ModelEntry {
-        ModelEntry(t[i].load::<R>())
-    }
-    fn scan<R: Right, const MODE: u8>(
-        t: &Self::Table,
-        i: usize,
-        head: ModelEntry,
-        max: usize,
-    ) -> Batch {
-        let mut b = facts(core::iter::once(head), 1);
-        while b.nr < max {
-            let e = ModelEntry(t[i + b.nr].load::<R>());
-            let want = head.advance(b.nr as u64, Level::Pte);
-            if (e.0 ^ want.0) & !ignored(MODE) != 0 {
-                break;
-            }
-            b.any_writable |= e.has(W);
-            b.any_young |= e.has(A);
-            b.any_dirty |= e.has(D);
-            b.nr += 1;
-        }
-        word::scan_fence::<R>();
-        b
-    }
-    fn fill(t: &Self::Table, i: usize, n: usize, e: ModelEntry) {
-        for (k, cell) in t[i..i + n].iter().enumerate() {
-            cell.store(e.advance(k as u64, Level::Pte).0);
-        }
-    }
-    fn set<T: Tlb + ?Sized>(t: &Self::Table, at: At, e: ModelEntry, _: &SpaceTlb<'_, T>) {
-        t[at.index].store(e.0);
-    }
-    fn take<L: Liveness, T: Tlb + ?Sized>(
-        t: &Self::Table,
-        at: At,
-        n: usize,
-        _: &SpaceTlb<'_, T>,
-        mut each: impl FnMut(usize, ModelEntry),
-    ) {
-        for (k, cell) in t[at.index..at.index + n].iter().enumerate() {
-            each(k, ModelEntry(cell.take()));
-        }
-    }
-    fn wrprotect<T: Tlb + ?Sized>(t: &Self::Table, at: At, n: usize, _: &SpaceTlb<'_, T>) {
-        for cell in &t[at.index..at.index + n] {
-            cell.update_low(|raw| Some(raw & !W));
-        }
-    }
-    fn clear_young<T: Tlb + ?Sized>(
-        t: &Self::Table,
-        at: At,
-        n: usize,
-        _: &SpaceTlb<'_, T>,
-    ) -> bool {
-        let mut any = false;
-        for cell in &t[at.index..at.index + n] {
-            any |= cell.update_low(|raw| (raw & A != 0).then_some(raw & !A));
-        }
-        any
-    }
-    fn set_access_flags<T: Tlb + ?Sized>(
-        t: &Self::Table,
-        at: At,
-        e: ModelEntry,
-        _: &SpaceTlb<'_, T>,
-    ) -> bool {
-        t[at.index].update_low(|raw| widened(raw, e))
-    }
-    fn swap_upper(t: &Self::Table, i: usize, e: ModelEntry) -> ModelEntry {
-        // An upper entry is emptied before another value is written: a reader
-        // must never join words of two tables (rule PAE-16).
-        let old = t[i].take();
-        if !e.is_none() {
-            t[i].store(e.0);
-        }
-        ModelEntry(old)
-    }
-    fn wrprotect_upper(t: &Self::Table, i: usize) {
-        t[i].update_low(|raw| Some(raw & !W));
-    }
-    fn set_access_flags_upper(t: &Self::Table, i: usize, e: ModelEntry) -> bool {
-        t[i].update_low(|raw| widened(raw, e))
-    }
-    fn mmu_mark(t: &Self::Table, i: usize, kind: AccessKind, level: Level) -> bool {
-        t[i].update_low(|raw| marked(raw, kind, level))
     }
 }
 

@@ -1,6 +1,6 @@
 //! What an entry without a translation can mean (rules SWP-01..06).
 
-use crate::Pfn;
+use crate::{Level, Pfn};
 use core::fmt;
 
 bitflags::bitflags! {
@@ -131,6 +131,18 @@ pub enum EncodeError {
         /// Required alignment as an order.
         order: u32,
     },
+    /// The frame number needs more bits than the format has.
+    FrameTooWide {
+        /// The frame.
+        pfn: Pfn,
+        /// Bits that the format has.
+        bits: u32,
+    },
+    /// Entries of this level map no memory.
+    NoLeaf {
+        /// The level.
+        level: Level,
+    },
 }
 
 impl fmt::Display for EncodeError {
@@ -148,6 +160,10 @@ impl fmt::Display for EncodeError {
             EncodeError::UnalignedFrame { pfn, order } => {
                 write!(f, "frame {pfn} is not aligned to order {order}")
             }
+            EncodeError::FrameTooWide { pfn, bits } => {
+                write!(f, "frame {pfn} does not fit the {bits} frame bits of the format")
+            }
+            EncodeError::NoLeaf { level } => write!(f, "entries of {level:?} map no memory"),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Where the bits are (rules PTE-02..04), in 64-bit entries.
+//! Where the bits are (rules PTE-02..04). What is said to be software's is so in
+//! 64-bit kernels; [`Layout`](crate::Layout) says where 32-bit ones differ.
 
 use static_assertions::const_assert_eq;
 
@@ -33,9 +34,7 @@ pub const SOFT_DIRTY: u64 = 1 << 11;
 /// PAT of a large leaf: the lowest frame bit of a small one.
 pub const PAT_LARGE: u64 = 1 << 12;
 /// Software: dirty while write permission is away.
-pub const SAVED_DIRTY: u64 = 1 << SAVED_DIRTY_SHIFT;
-/// Where [`SAVED_DIRTY`] is.
-pub const SAVED_DIRTY_SHIFT: u32 = 58;
+pub const SAVED_DIRTY: u64 = 1 << 58;
 /// First of four bits of the protection key.
 pub const PKEY_SHIFT: u32 = 59;
 /// The protection key.
@@ -48,13 +47,6 @@ pub const NO_EXECUTE: u64 = 1 << 63;
 pub const FRAME: u64 = 0x000f_ffff_ffff_f000;
 /// One frame.
 pub const FRAME_STEP: u64 = 1 << 12;
-
-/// Non-present: the page was anonymous and exclusive.
-pub const SWAP_EXCLUSIVE: u64 = 1 << 3;
-/// Non-present: userfaultfd write protection.
-pub const SWAP_UFFD_WP: u64 = 1 << 2;
-/// Non-present: soft-dirty.
-pub const SWAP_SOFT_DIRTY: u64 = 1 << 1;
 
 /// Flags of an entry that points to a table (rule PTE-13): everything is
 /// allowed, the leaf decides.

@@ -49,11 +49,21 @@
 #![no_std]
 
 pub mod bits;
+mod explain;
+mod layout;
 mod long_mode;
 mod nonpresent;
+mod pae;
+mod paging;
 pub mod pkey;
 mod prot;
 mod saved_dirty;
+mod value;
 
-pub use long_mode::{LongEntry, LongMode, Table, X86_64, X86_64NoShstk, X86Entry};
+pub use explain::Fields;
+pub use layout::{Layout, Long, Pae};
+pub use long_mode::{LongEntry, LongMode, LongPaging, X86_64, X86_64La57, X86_64NoShstk, X86Entry};
+pub use pae::{PaeEntry, PaePaging, X86Pae, X86PaeNoNx};
+pub use paging::{Mode, Paging, Table};
 pub use prot::X86Prot;
+pub use value::X86Value;

@@ -1,7 +1,7 @@
 //! Protection keys (rule PTE-12): sixteen keys, two bits each in PKRU.
 
+use crate::LongEntry;
 use crate::bits::{PKEY, PKEY_SHIFT};
-use crate::long_mode::LongEntry;
 use mm_arch::AccessKind;
 
 /// The rights register of the running thread: for key `k`, bit `2k` denies all

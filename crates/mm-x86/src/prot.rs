@@ -1,6 +1,7 @@
 //! Protection templates (rule PTE-11).
 
 use crate::bits;
+use crate::layout::Layout;
 use mm_arch::{Protection, Rights};
 
 /// The bits of an entry that come from the mapping.
@@ -18,12 +19,13 @@ impl X86Prot {
     pub const fn bits(self) -> u64 {
         self.0
     }
-    /// The template for `p`. Of a protection key the lower four bits count.
+    /// The template for `p`. Of a protection key the lower four bits count, and none
+    /// where the format has no keys.
     ///
     /// Private writable mappings get the read-only template: write permission is
     /// added by a fault that knows whose page it is.
-    pub(crate) const fn new(p: Protection) -> Self {
-        let key = (p.pkey as u64 & 0xf) << bits::PKEY_SHIFT;
+    pub(crate) const fn new<L: Layout>(p: Protection) -> Self {
+        let key = (p.pkey as u64) << bits::PKEY_SHIFT & L::PKEY;
         if p.rights.is_empty() {
             return X86Prot(key | bits::ACCESSED | bits::PROT_NONE);
         }

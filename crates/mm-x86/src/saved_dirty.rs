@@ -4,29 +4,30 @@
 //! dirty and read-only therefore keeps D clear and SavedDirty set. Both shifts
 //! look only at RW, never at what the CPU supports (rule SHSTK-03).
 
-use crate::bits::{DIRTY, SAVED_DIRTY, SAVED_DIRTY_SHIFT, WRITE};
+use crate::bits::{DIRTY, WRITE};
+use crate::layout::Layout;
 
 const DIRTY_SHIFT: u32 = DIRTY.trailing_zeros();
 const WRITE_SHIFT: u32 = WRITE.trailing_zeros();
 
 /// Without write permission: D moves to SavedDirty. With it: nothing.
 #[inline(always)]
-pub(crate) const fn save(raw: u64) -> u64 {
+pub(crate) const fn save<L: Layout>(raw: u64) -> u64 {
     let moved = raw >> DIRTY_SHIFT & !(raw >> WRITE_SHIFT) & 1;
-    (raw | moved << SAVED_DIRTY_SHIFT) & !(moved << DIRTY_SHIFT)
+    (raw | moved << L::SAVED_DIRTY_SHIFT) & !(moved << DIRTY_SHIFT)
 }
 
 /// With write permission: SavedDirty moves back to D. Without it: nothing.
 #[inline(always)]
-pub(crate) const fn restore(raw: u64) -> u64 {
-    let moved = raw >> SAVED_DIRTY_SHIFT & raw >> WRITE_SHIFT & 1;
-    (raw | moved << DIRTY_SHIFT) & !(moved << SAVED_DIRTY_SHIFT)
+pub(crate) const fn restore<L: Layout>(raw: u64) -> u64 {
+    let moved = raw >> L::SAVED_DIRTY_SHIFT & raw >> WRITE_SHIFT & 1;
+    (raw | moved << DIRTY_SHIFT) & !(moved << L::SAVED_DIRTY_SHIFT)
 }
 
 /// Takes write permission away and keeps dirty (rule SHSTK-04).
 #[inline(always)]
-pub(crate) const fn wrprotect(raw: u64) -> u64 {
-    save(raw & !WRITE)
+pub(crate) const fn wrprotect<L: Layout>(raw: u64) -> u64 {
+    save::<L>(raw & !WRITE)
 }
 
 /// What hardware takes for a shadow-stack entry (rule SHSTK-01).
@@ -36,33 +37,43 @@ pub(crate) const fn is_shadow_stack(raw: u64) -> bool {
 }
 
 /// Either bit that remembers a store.
-pub(crate) const ANY_DIRTY: u64 = DIRTY | SAVED_DIRTY;
+#[inline(always)]
+pub(crate) const fn any_dirty<L: Layout>() -> u64 {
+    DIRTY | 1 << L::SAVED_DIRTY_SHIFT
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::{Long, Pae};
+
+    fn shifts<L: Layout>() {
+        const W: u64 = WRITE;
+        const D: u64 = DIRTY;
+        let s = 1 << L::SAVED_DIRTY_SHIFT;
+        for (raw, saved, restored) in [
+            (0, 0, 0),
+            (s, s, s),
+            (D, s, D),
+            (D | s, s, D | s),
+            (W, W, W),
+            (W | D, W | D, W | D),
+            (W | s, W | s, W | D),
+            (W | D | s, W | D | s, W | D),
+        ] {
+            let others = !(W | D | s);
+            for rest in [0, others] {
+                assert_eq!(save::<L>(raw | rest), saved | rest, "save {raw:#x}");
+                assert_eq!(restore::<L>(raw | rest), restored | rest, "restore {raw:#x}");
+            }
+        }
+    }
 
     /// Rules: SHSTK-03.
     #[test]
     fn shifts_move_dirty_by_write_permission_alone() {
-        const W: u64 = WRITE;
-        const D: u64 = DIRTY;
-        const S: u64 = SAVED_DIRTY;
-        for (raw, saved, restored) in [
-            (0, 0, 0),
-            (S, S, S),
-            (D, S, D),
-            (D | S, S, D | S),
-            (W, W, W),
-            (W | D, W | D, W | D),
-            (W | S, W | S, W | D),
-            (W | D | S, W | D | S, W | D),
-        ] {
-            let others = !(W | D | S);
-            for rest in [0, others] {
-                assert_eq!(save(raw | rest), saved | rest, "save {raw:#x}");
-                assert_eq!(restore(raw | rest), restored | rest, "restore {raw:#x}");
-            }
-        }
+        shifts::<Long<true>>();
+        shifts::<Long<false>>();
+        shifts::<Pae<true>>();
     }
 }

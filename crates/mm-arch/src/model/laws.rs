@@ -7,10 +7,11 @@
 //! functions panic where a law does not hold.
 
 use super::NoTlb;
+use crate::explain::{Explain, Meaning};
 use crate::{
     AccessKind, Arch, At, Batch, DeviceKind, Entry, Held, Level, Live, Markers, MigrationKind,
     NonPresent, Pfn, Pinned, Private, Protection, Rights, SpaceId, SpaceTlb, SwapBits, SwapSlot,
-    VirtAddr, WriteKind, respect,
+    TableFrame, VirtAddr, WriteKind, respect,
 };
 
 const PTE: Level = Level::Pte;
@@ -203,6 +204,66 @@ pub fn nonpresent<E: Entry>(level: Level) {
             assert_eq!(o == plain, other == what, "{what:?} {other:?}");
         });
     });
+}
+
+/// Any value is explained: the fields part its bits, and what means nothing has a
+/// fault that says why.
+pub fn explain<A: Explain>(raw: u64, level: Level) {
+    let x = A::explain(raw, level);
+    let parts = x.fields.iter().fold(0u64, |seen, field| {
+        assert_eq!(seen & field.mask(), 0, "{field:?} overlaps, {raw:#x} at {level:?}");
+        seen | field.mask()
+    });
+    assert_eq!(parts, !0, "bits without a field, {raw:#x} at {level:?}");
+    let mut nr = 0;
+    A::faults(raw, level, &mut |fault| {
+        assert!(fault.bits != 0 && !fault.what.is_empty(), "{fault:?} of {raw:#x} at {level:?}");
+        nr += 1;
+    });
+    assert!(x.meaning != Meaning::Unknown || nr > 0, "{raw:#x} at {level:?} means nothing");
+    assert!(x.facts.is_empty() || matches!(x.meaning, Meaning::Leaf(_)), "{x:x?}");
+}
+
+/// What the format's own operations make has no fault.
+pub fn made_without_fault<A: Explain>(pfn: Pfn, seed: u16) {
+    let none = |e: A::Entry, level: Level| {
+        explain::<A>(e.raw(), level);
+        A::faults(e.raw(), level, &mut |fault| panic!("{e:?} at {level:?}: {fault:?}"));
+    };
+    for level in A::LEVELS.iter().copied() {
+        none(A::Entry::NONE, level);
+        if level != PTE {
+            none(A::Entry::table(TableFrame::new(pfn), level), level);
+        }
+    }
+    for level in A::LEAF_LEVELS.iter().copied() {
+        let pfn = Pfn::new(pfn.get() >> A::order(level) << A::order(level));
+        let e = sample::<A>(pfn, seed, level);
+        let inaccessible = e.modify(A::prot(Protection::none()), level);
+        if !inaccessible.is_present(level) {
+            // No such mappings of this size.
+            continue;
+        }
+        none(e, level);
+        none(e.wrprotect(), level);
+        none(e.mkclean(), level);
+        for p in templates() {
+            let m = e.modify(A::prot(p), level);
+            // Who changes the protection protects for userfaultfd again.
+            none(if e.is_uffd_wp() { m.mkuffd_wp() } else { m }, level);
+        }
+        if level == Level::Pmd {
+            none(e.mkinvalid(level), level);
+        }
+    }
+    let swap = NonPresent::Swap(SwapSlot { device: 3, offset: pfn.get() });
+    let kind = MigrationKind::Write;
+    let moving = NonPresent::Migration { kind, pfn, young: true, dirty: seed & 1 != 0 };
+    for what in [swap, moving, NonPresent::Marker(Markers::GUARD), NonPresent::Hwpoison(pfn)] {
+        for bits in all_swap_bits() {
+            none(A::Entry::from_nonpresent(what, bits).expect("the format holds it"), PTE);
+        }
+    }
 }
 
 /// Levels, shifts and indices agree with each other.

@@ -1,0 +1,279 @@
+//! Tables in memory: the same operations for every x86 mode.
+
+use crate::bits::{ACCESSED, DIRTY, WRITE};
+use crate::layout::Layout;
+use crate::prot::X86Prot;
+use crate::saved_dirty;
+use crate::value::{X86Value, step};
+use core::fmt;
+use core::marker::PhantomData;
+use mm_arch::cell::Cell;
+use mm_arch::{
+    AccessKind, Arch, At, Batch, Entry, Held, Level, Liveness, Protection, Right, SpaceTlb, Tlb,
+    respect, word,
+};
+
+/// A mode of the MMU: where its levels are, what its entries are made of.
+pub trait Mode: Copy + fmt::Debug + Send + Sync + 'static {
+    /// Its bits.
+    type Layout: Layout;
+    /// The memory of one entry.
+    type Cell: Cell;
+
+    /// Name on command lines.
+    const NAME: &'static str;
+    /// Levels, root first.
+    const LEVELS: &'static [Level];
+    /// First address that is no user address.
+    const USER_END: u64;
+    /// Smallest order of a folio with a pin count of its own (rule PIN-02).
+    const PINCOUNT_MIN_ORDER: u32;
+
+    /// Log2 of the memory that an entry of `level` maps. A level that the mode lacks
+    /// is folded into the one below.
+    fn shift(level: Level) -> u32;
+    /// Entries of a table of `level`.
+    fn nr_entries(level: Level) -> usize;
+}
+
+/// Entries of a table.
+pub(crate) const ENTRIES: usize = 512;
+
+/// A table: one 4 KiB frame, laid out as the hardware reads it.
+///
+/// A frame of zeros is an empty table, so a kernel may see any frame of its direct
+/// map as one, and hand it out from its `TableMemory` (in `mm-pgtable`).
+#[repr(C, align(4096))]
+pub struct Table<C>([C; ENTRIES]);
+
+// A checker's atomics may be larger than the words; tables of it are no frames.
+const fn is_a_frame<C>() -> bool {
+    size_of::<C>() != 8 || size_of::<Table<C>>() == 4096
+}
+const _: () = assert!(is_a_frame::<mm_sync::atomic::AtomicU64>());
+const _: () = assert!(is_a_frame::<mm_arch::pair::Pair>());
+
+impl<C: Cell> fmt::Debug for Table<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let used = self.0.iter().filter(|c| c.read::<Held>() != 0).count();
+        write!(f, "Table({used} of {ENTRIES} entries used)")
+    }
+}
+
+/// The entry format of mode `M`.
+#[derive(Clone, Copy, Debug)]
+pub struct Paging<M: Mode>(PhantomData<M>);
+
+/// Bits that a scan under `mode` does not compare, given its first entry.
+///
+/// Without [`respect::DIRTY`], D is ignored as history. But where writability
+/// counts and the run is not writable by RW, D *is* the writability on a CPU with
+/// shadow stacks: it stays, and only SavedDirty is ignored. So shadow-stack and
+/// plain read-only entries part exactly where they meet, and clean and saved-dirty
+/// ones do not part (rules BATCH-19, BATCH-21).
+#[inline(always)]
+const fn ignored<L: Layout>(mode: u8, head: u64) -> u64 {
+    let mut ignore = ACCESSED;
+    if mode & respect::SOFT_DIRTY == 0 {
+        ignore |= L::SOFT_DIRTY;
+    }
+    if mode & respect::WRITE == 0 {
+        ignore |= WRITE;
+    }
+    if mode & respect::DIRTY == 0 {
+        ignore |= saved_dirty::any_dirty::<L>();
+        if L::SHSTK && mode & respect::WRITE != 0 && head & WRITE == 0 {
+            ignore &= !DIRTY;
+        }
+    }
+    ignore
+}
+
+impl<M: Mode> Paging<M> {
+    /// The scan where dirty counts and write does not: an entry's dirty is D or
+    /// SavedDirty, whichever its write permission asks for, so no mask does and
+    /// every entry is normalised.
+    #[inline]
+    fn scan_normalised<R: Right, const MODE: u8>(
+        cells: &[M::Cell],
+        head: X86Value<M::Layout>,
+    ) -> usize {
+        let mut expected = head.normalise::<MODE>();
+        let mut nr = 1;
+        for cell in cells.iter().skip(1) {
+            expected = expected.advance(1, Level::Pte);
+            let e = X86Value::<M::Layout>::from_bits(cell.read::<R>());
+            if e.normalise::<MODE>() != expected {
+                break;
+            }
+            nr += 1;
+        }
+        nr
+    }
+}
+
+impl<M: Mode> Arch for Paging<M> {
+    type Entry = X86Value<M::Layout>;
+    type Table = Table<M::Cell>;
+
+    const NAME: &'static str = M::NAME;
+    const PAGE_SHIFT: u32 = 12;
+    const LEVELS: &'static [Level] = M::LEVELS;
+    const USER_END: u64 = M::USER_END;
+    const CONT: usize = 1;
+    const WORDS: usize = M::Cell::WORDS;
+    const WRITE_SURVIVES_MKCLEAN: bool = !M::Layout::SHSTK;
+    const HAS_SOFT_DIRTY: bool = M::Layout::SOFT_DIRTY != 0;
+    const HAS_UFFD_WP: bool = M::Layout::UFFD_WP != 0;
+    const PINCOUNT_MIN_ORDER: u32 = M::PINCOUNT_MIN_ORDER;
+
+    #[inline(always)]
+    fn shift(level: Level) -> u32 {
+        M::shift(level)
+    }
+    #[inline(always)]
+    fn nr_entries(level: Level) -> usize {
+        M::nr_entries(level)
+    }
+    #[inline]
+    fn prot(protection: Protection) -> X86Prot {
+        X86Prot::new::<M::Layout>(protection)
+    }
+
+    fn new_table() -> Self::Table {
+        Table(core::array::from_fn(|_| M::Cell::empty()))
+    }
+
+    #[inline(always)]
+    fn read<R: Right>(table: &Self::Table, index: usize) -> Self::Entry {
+        X86Value::from_bits(table.0[index].read::<R>())
+    }
+    #[inline(always)]
+    fn read_upper<R: Right>(table: &Self::Table, index: usize) -> Self::Entry {
+        X86Value::from_bits(table.0[index].read::<R>())
+    }
+
+    /// One mask is chosen from the head and the mode, then entries are compared
+    /// raw, eight loads to a branch; see `ignored` in the source.
+    #[inline(always)]
+    fn scan<R: Right, const MODE: u8>(
+        table: &Self::Table,
+        index: usize,
+        head: Self::Entry,
+        max: usize,
+    ) -> Batch {
+        let cells = &table.0[index..index + max];
+        let nr = if MODE & (respect::DIRTY | respect::WRITE) == respect::DIRTY {
+            Self::scan_normalised::<R, MODE>(cells, head)
+        } else {
+            let ignore = ignored::<M::Layout>(MODE, head.bits());
+            M::Cell::scan::<R>(cells, head.bits(), step(head.bits()), ignore)
+        };
+        let mut batch = Batch { nr, any_writable: false, any_young: false, any_dirty: false };
+        if MODE & (respect::MERGE_WRITE | respect::MERGE_YOUNG_DIRTY) != 0 {
+            // The head's facts are those of the caller's copy (rule BATCH-08).
+            let rest = cells[1..nr].iter().map(|c| Self::Entry::from_bits(c.read::<Held>()));
+            for e in core::iter::once(head).chain(rest) {
+                batch.any_writable |= MODE & respect::MERGE_WRITE != 0 && e.is_writable(Level::Pte);
+                batch.any_young |= MODE & respect::MERGE_YOUNG_DIRTY != 0 && e.is_young();
+                batch.any_dirty |= MODE & respect::MERGE_YOUNG_DIRTY != 0 && e.is_dirty();
+            }
+        }
+        word::scan_fence::<R>();
+        batch
+    }
+
+    #[inline]
+    fn fill(table: &Self::Table, index: usize, n: usize, e: Self::Entry) {
+        let step = step(e.bits());
+        let mut raw = e.bits();
+        for cell in &table.0[index..index + n] {
+            cell.write(raw);
+            raw = raw.wrapping_add(step);
+        }
+    }
+    #[inline]
+    fn set<T: Tlb + ?Sized>(table: &Self::Table, at: At, e: Self::Entry, _: &SpaceTlb<'_, T>) {
+        table.0[at.index].write(e.bits());
+    }
+    #[inline]
+    fn take<L: Liveness, T: Tlb + ?Sized>(
+        table: &Self::Table,
+        at: At,
+        n: usize,
+        _: &SpaceTlb<'_, T>,
+        mut each: impl FnMut(usize, Self::Entry),
+    ) {
+        for (k, cell) in table.0[at.index..at.index + n].iter().enumerate() {
+            each(k, X86Value::from_bits(cell.take::<L>()));
+        }
+    }
+    #[inline]
+    fn wrprotect<T: Tlb + ?Sized>(table: &Self::Table, at: At, n: usize, _: &SpaceTlb<'_, T>) {
+        for cell in &table.0[at.index..at.index + n] {
+            wrprotect_cell::<M>(cell);
+        }
+    }
+    #[inline]
+    fn clear_young<T: Tlb + ?Sized>(
+        table: &Self::Table,
+        at: At,
+        n: usize,
+        _: &SpaceTlb<'_, T>,
+    ) -> bool {
+        let mut any = false;
+        for cell in &table.0[at.index..at.index + n] {
+            // A stale translation only delays the next aging: no flush (rule ACC-13).
+            let old = |raw: u64| (raw & ACCESSED != 0).then_some(raw & !ACCESSED);
+            any |= cell.change(old).is_ok();
+        }
+        any
+    }
+    #[inline]
+    fn set_access_flags<T: Tlb + ?Sized>(
+        table: &Self::Table,
+        at: At,
+        e: Self::Entry,
+        _: &SpaceTlb<'_, T>,
+    ) -> bool {
+        widen_cell::<M>(&table.0[at.index], e)
+    }
+
+    #[inline]
+    fn swap_upper(table: &Self::Table, index: usize, e: Self::Entry) -> Self::Entry {
+        X86Value::from_bits(table.0[index].replace(e.bits()))
+    }
+    #[inline]
+    fn wrprotect_upper(table: &Self::Table, index: usize) {
+        wrprotect_cell::<M>(&table.0[index]);
+    }
+    #[inline]
+    fn set_access_flags_upper(table: &Self::Table, index: usize, e: Self::Entry) -> bool {
+        widen_cell::<M>(&table.0[index], e)
+    }
+
+    fn mmu_mark(table: &Self::Table, index: usize, kind: AccessKind, level: Level) -> bool {
+        table.0[index]
+            .change(|raw| Self::Entry::from_bits(raw).marked(kind, level).map(|e| e.bits()))
+            .is_ok()
+    }
+}
+
+/// By exchange: a store that sets D between a read and a write here would either
+/// be lost or make a shadow-stack entry (rule SHSTK-08).
+#[inline(always)]
+fn wrprotect_cell<M: Mode>(cell: &M::Cell) {
+    let _ = cell.change(|raw| {
+        let new = saved_dirty::wrprotect::<M::Layout>(raw);
+        (new != raw).then_some(new)
+    });
+}
+
+#[inline(always)]
+fn widen_cell<M: Mode>(cell: &M::Cell, e: X86Value<M::Layout>) -> bool {
+    cell.change(|raw| {
+        let new = X86Value::<M::Layout>::from_bits(raw).widened(e).bits();
+        (new != raw).then_some(new)
+    })
+    .is_ok()
+}
