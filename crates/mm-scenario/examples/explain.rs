@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use mm_scenario::observe::{Body, Record};
-use mm_scenario::{Scenario, corpus};
+use mm_scenario::{Scenario, Windows, corpus};
 
 fn main() -> ExitCode {
     let path = std::env::args_os().nth(1).map_or_else(
@@ -31,7 +31,7 @@ fn explain(path: &std::path::Path) -> Result<(), Box<dyn std::error::Error>> {
         println!("{}: {}", row.name, row.about);
     }
     for (_, region) in scenario.regions() {
-        println!("region {} starts at {:#x}", region.name, region.address(0));
+        println!("region {} starts at {:#x}", region.name, Windows::WIDE.address(region, 0));
     }
     let golden = Record::read_all(entry.golden.as_deref().unwrap_or_default())?;
     for line in &scenario.ops {

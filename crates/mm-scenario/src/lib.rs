@@ -98,5 +98,5 @@ pub use op::{
 pub use parse::{Line, ParseError, ParseErrorKind, Pragma, Scenario};
 pub use range::{
     FileId, MAX_PAGES, MAX_REGIONS, PAGE_SIZE, PinId, ProcId, Range, Region, RegionId, TouchOrder,
-    WINDOW_BASE, WINDOW_PAGES,
+    WINDOW_PAGES, Windows,
 };

@@ -831,7 +831,8 @@ impl Parser {
         let window = index(self.scenario.regions.len());
         let id = RegionId(window);
         self.region_ids.insert(name.to_owned(), id);
-        self.scenario.regions.push(Region { name: name.to_owned(), window, at: at.unwrap_or(0) });
+        let (name, at) = (name.to_owned(), at.unwrap_or(0));
+        self.scenario.regions.push(Region { name, window, at, reach: 0 });
         self.extents.push(0);
         Ok(id)
     }
@@ -850,20 +851,27 @@ impl Parser {
         }
         let extent = &mut self.extents[region.index()];
         *extent = pages.max(*extent);
+        self.reach(region, pages);
         Ok(())
     }
 
-    fn range(&self, w: &mut Words<'_>) -> Result<Range, Kind> {
+    /// Notes that pages below `end` are named.
+    fn reach(&mut self, region: RegionId, end: u64) {
+        let reach = &mut self.scenario.regions[region.index()].reach;
+        *reach = end.max(*reach);
+    }
+
+    fn range(&mut self, w: &mut Words<'_>) -> Result<Range, Kind> {
         let word = w.next("range")?;
         self.range_of(w, word, Strides::Refused)
     }
 
-    fn strided(&self, w: &mut Words<'_>) -> Result<Range, Kind> {
+    fn strided(&mut self, w: &mut Words<'_>) -> Result<Range, Kind> {
         let word = w.next("range")?;
         self.range_of(w, word, Strides::Taken)
     }
 
-    fn range_of(&self, w: &Words<'_>, word: &str, strides: Strides) -> Result<Range, Kind> {
+    fn range_of(&mut self, w: &Words<'_>, word: &str, strides: Strides) -> Result<Range, Kind> {
         let (name, pages) = match word.split_once(':') {
             Some((name, pages)) => (name, Some(pages)),
             None => (word, None),
@@ -895,6 +903,7 @@ impl Parser {
         let first = w.number("first page", first, 0, max - 1)?;
         let pages = w.number("number of pages", pages.unwrap_or("1"), 1, max - first)?;
         let stride = w.number("stride", stride.unwrap_or("1"), 1, WINDOW_PAGES)?;
+        self.reach(region, first + pages);
         Ok(Range { region, first, pages, stride })
     }
 

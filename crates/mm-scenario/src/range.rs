@@ -6,10 +6,7 @@
 /// Bytes in a page of the language.
 pub const PAGE_SIZE: u64 = 4096;
 
-/// Address of the window of region 0.
-pub const WINDOW_BASE: u64 = 0x1000_0000_0000;
-
-/// Pages in the window of a region (1 GiB).
+/// Most pages that a window of a region has (1 GiB).
 pub const WINDOW_PAGES: u64 = (1 << 30) / PAGE_SIZE;
 
 /// Most regions a scenario can have: all windows lie below the top of a 47-bit address space.
@@ -50,7 +47,8 @@ impl ProcId {
     pub const FIRST: Self = Self(0);
 }
 
-/// A region: a name for pages at a fixed place in its own 1 GiB window.
+/// A region: a name for pages at a fixed place in its own window. Where the windows are is a
+/// question of the machine's format, see [`Windows`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Region {
     /// The name in the scenario.
@@ -60,25 +58,95 @@ pub struct Region {
     pub window: u32,
     /// Pages between the start of the window and page 0 of the region (`at=`).
     pub at: u64,
+    /// Pages from page 0 on to the last one that any line names.
+    pub reach: u64,
 }
 
 impl Region {
-    /// Address of page `page` of the region, in bytes. Page 0 is at `at` in the window.
-    #[must_use]
-    pub fn address(&self, page: u64) -> u64 {
-        self.window_address() + (self.at + page) * PAGE_SIZE
-    }
-
-    /// Address of the first byte of the window.
-    #[must_use]
-    pub fn window_address(&self) -> u64 {
-        WINDOW_BASE + u64::from(self.window) * WINDOW_PAGES * PAGE_SIZE
-    }
-
-    /// Pages from page 0 of the region to the end of its window.
+    /// Pages from page 0 of the region to the end of the largest window.
     #[must_use]
     pub fn max_pages(&self) -> u64 {
         WINDOW_PAGES - self.at
+    }
+}
+
+/// Where the windows of regions lie in an address space: side by side from a base on. So no two
+/// regions share a VMA, nor a page table of a window's size.
+///
+/// ```
+/// use mm_scenario::{Scenario, Windows};
+///
+/// let scenario = Scenario::parse("small", "mmap p0 a 4 anon rw private at=1\n")?;
+/// let (_, region) = scenario.regions().next().unwrap();
+/// assert_eq!(Windows::WIDE.address(region, 2), 0x1000_0000_3000);
+/// assert_eq!(Windows::NARROW.address(region, 2), 0x1000_3000);
+/// assert_eq!(Windows::NARROW.locate(0x1000_3000), Some((0, 3)));
+/// # Ok::<(), mm_scenario::ParseError>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Windows {
+    base: u64,
+    bytes: u64,
+    page_size: u64,
+}
+
+impl Windows {
+    /// Those of the language: 1 GiB each, from 16 TiB on.
+    pub const WIDE: Self = Self { base: 0x1000_0000_0000, bytes: 1 << 30, page_size: PAGE_SIZE };
+    /// Those of formats with less address space: 64 MiB each, from 256 MiB on.
+    pub const NARROW: Self = Self { base: 0x1000_0000, bytes: 64 << 20, page_size: PAGE_SIZE };
+
+    /// The windows of a machine whose user addresses end at `user_end`.
+    #[must_use]
+    pub const fn below(user_end: u64) -> Self {
+        let wide_end = Self::WIDE.base + MAX_REGIONS as u64 * Self::WIDE.bytes;
+        if user_end >= wide_end { Self::WIDE } else { Self::NARROW }
+    }
+
+    /// The same places with pages of `page_size` bytes.
+    #[must_use]
+    pub const fn with_page_size(self, page_size: u64) -> Self {
+        Self { page_size, ..self }
+    }
+
+    /// Bytes of a page.
+    #[must_use]
+    pub const fn page_size(self) -> u64 {
+        self.page_size
+    }
+
+    /// Bytes of a window.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        self.bytes
+    }
+
+    /// Address of the first byte of the region's window.
+    #[must_use]
+    pub fn start(self, region: &Region) -> u64 {
+        self.base + u64::from(region.window) * self.bytes
+    }
+
+    /// Address of page `page` of the region, in bytes. Page 0 is at `at` in the window.
+    #[must_use]
+    pub fn address(self, region: &Region, page: u64) -> u64 {
+        self.start(region) + (region.at + page) * self.page_size
+    }
+
+    /// Number of the window that `address` is in, and the page of that window; `None` below the
+    /// first.
+    #[must_use]
+    pub fn locate(self, address: u64) -> Option<(u64, u64)> {
+        let offset = address.checked_sub(self.base)?;
+        Some((offset / self.bytes, offset % self.bytes / self.page_size))
+    }
+
+    /// Whether every page that the scenario names of the region lies in its window, and that
+    /// below `user_end`.
+    #[must_use]
+    pub fn hold(self, region: &Region, user_end: u64) -> bool {
+        (region.at + region.reach) * self.page_size <= self.bytes
+            && self.start(region) + self.bytes <= user_end
     }
 }
 

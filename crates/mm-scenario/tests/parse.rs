@@ -2,7 +2,7 @@
 
 use mm_scenario::{
     Advice, FileBacking, FolioSize, MapSource, OP_NAMES, Op, PinMethod, Prot, Scenario, Sharing,
-    ShmemPolicy, ThpPolicy, TouchOrder, UffdAction, UffdMode, WINDOW_BASE, WINDOW_PAGES, corpus,
+    ShmemPolicy, ThpPolicy, TouchOrder, UffdAction, UffdMode, WINDOW_PAGES, Windows, corpus,
 };
 use proptest::prelude::*;
 
@@ -71,6 +71,24 @@ fn processes() {
     assert_eq!(procs, [("p1", 0), ("c.2", 1), ("", 1), ("p1", 0), ("", 0), ("", 3)]);
 }
 
+/// A narrow window is too small for some regions, and a small address space for some windows.
+#[test]
+fn windows_hold_what_lines_name() {
+    let scenario = parse(
+        "mmap p0 a 16384 anon rw private\nmmap p0 b 16384 anon rw private at=1\n\
+         mmap p0 c 1 anon rw private\nread p0 c:16383+2\n",
+    );
+    let hold = |w: Windows, end| -> Vec<_> {
+        scenario.regions().map(|(_, region)| w.hold(region, end)).collect()
+    };
+    assert_eq!(hold(Windows::WIDE, 1 << 47), [true, true, true]);
+    assert_eq!(hold(Windows::NARROW, 1 << 30), [true, false, false]);
+    assert_eq!(hold(Windows::NARROW, 0x13ff_ffff), [false, false, false]);
+    for (end, windows) in [((1 << 47) - 4096, Windows::WIDE), (1 << 46, Windows::NARROW)] {
+        assert_eq!(Windows::below(end), windows);
+    }
+}
+
 /// Windows go by the order in which `mmap` and `mremap ... move` first mention a name.
 #[test]
 fn windows() {
@@ -78,15 +96,16 @@ fn windows() {
         "mmap p0 z 1 anon rw private at=5\nmremap p0 z move y at=504 to=2\nmmap p0 z 9 anon r private\n\
          mmap p0 x 1 anon none private\n",
     );
-    let regions: Vec<_> =
-        scenario.regions().map(|(_, region)| (region.name.as_str(), region.address(1))).collect();
-    let gib = 1 << 30;
+    let regions: Vec<_> = scenario
+        .regions()
+        .map(|(_, r)| (r.name.as_str(), Windows::WIDE.address(r, 1), Windows::NARROW.address(r, 1)))
+        .collect();
     assert_eq!(
         regions,
         [
-            ("z", WINDOW_BASE + 6 * 4096),
-            ("y", WINDOW_BASE + gib + 505 * 4096),
-            ("x", WINDOW_BASE + 2 * gib + 4096),
+            ("z", 0x1000_0000_0000 + 6 * 4096, 0x1000_0000 + 6 * 4096),
+            ("y", 0x1000_4000_0000 + 505 * 4096, 0x1400_0000 + 505 * 4096),
+            ("x", 0x1000_8000_0000 + 4096, 0x1800_0000 + 4096),
         ]
     );
     let Op::MremapMove { range, to, to_page, dontunmap, .. } = scenario.ops[1].op else { panic!() };

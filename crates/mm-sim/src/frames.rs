@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     fn frames() -> FrameSource {
-        let ram = Ram::new(Pfn::new(0x1_0000), 1024).expect("memory");
+        let ram = Ram::new(Pfn::new(0x1_0000), 1024, 12).expect("memory");
         FrameSource(Arc::new(Frames::new(ram, true)))
     }
 

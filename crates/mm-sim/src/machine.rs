@@ -19,7 +19,7 @@ pub struct MachineConfig {
     /// Bytes of memory, a multiple of the page size. The host provides them on
     /// first touch.
     pub bytes: u64,
-    /// Number of the first frame; aligned for the largest folio that is wanted.
+    /// Number of the first frame.
     pub first_frame: Pfn,
     /// Number of CPUs.
     pub cpus: usize,
@@ -38,9 +38,9 @@ impl Default for MachineConfig {
     fn default() -> Self {
         MachineConfig {
             bytes: Self::DEFAULT_BYTES,
-            // 4 GiB: frame numbers then need more than 20 bits, as on real
-            // machines, and two-word entries use their high word.
-            first_frame: Pfn::new(1 << 20),
+            // Memory lies across 4 GiB (with small pages), and even a small scenario uses
+            // frames on both sides: two-word entries then differ in both words.
+            first_frame: Pfn::new((1 << 20) - 64),
             cpus: 1,
             poison: cfg!(debug_assertions),
         }
@@ -59,14 +59,6 @@ pub enum MachineError {
         page: u64,
         /// The most there can be.
         max: u64,
-    },
-    /// The first frame is not aligned for a PMD-sized folio.
-    #[error("first frame {first} is not aligned to order {order}")]
-    FirstFrame {
-        /// What was asked for.
-        first: Pfn,
-        /// The order.
-        order: u32,
     },
     /// The host has no such memory.
     #[error("the host does not provide {bytes} bytes of memory")]
@@ -103,12 +95,8 @@ impl<A: Arch, O: Events> Machine<A, O> {
         if bytes == 0 || bytes % page != 0 || bytes > MachineConfig::MAX_BYTES {
             return Err(MachineError::Size { bytes, page, max: MachineConfig::MAX_BYTES });
         }
-        let pmd_order = A::order(Level::Pmd);
-        if !first_frame.is_aligned(pmd_order) {
-            return Err(MachineError::FirstFrame { first: first_frame, order: pmd_order });
-        }
         let nr_frames = (bytes / page) as usize;
-        let ram = Ram::new(first_frame, nr_frames).ok_or(MachineError::Host { bytes })?;
+        let ram = Ram::new(first_frame, nr_frames, A::PAGE_SHIFT).ok_or(MachineError::Host { bytes })?;
         let frames = Arc::new(Frames::new(ram, poison));
         let too_small = |_: AllocError| MachineError::TooSmall { bytes };
         let source = FrameSource(frames.clone());
@@ -122,6 +110,7 @@ impl<A: Arch, O: Events> Machine<A, O> {
         let zero_page = kernel_folio(&memmap, &frames, 0).map_err(too_small)?;
         memmap.set_zero_page(zero_page);
         // A small machine has none, as a kernel on one would refuse it.
+        let pmd_order = A::order(Level::Pmd);
         let wants_huge = (pmd_order as usize) < MAX_ORDERS && nr_frames >= 4 << pmd_order;
         let huge_zero =
             wants_huge.then(|| kernel_folio(&memmap, &frames, pmd_order).ok()).flatten();

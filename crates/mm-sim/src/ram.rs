@@ -13,11 +13,8 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Bytes of a frame.
-pub const FRAME_BYTES: usize = 4096;
-/// Words of a frame.
-pub(crate) const FRAME_WORDS: usize = FRAME_BYTES / 8;
-/// The arena is aligned like a huge page, so that the host can back it with some.
+/// A frame is aligned in the arena as it is by number, up to this: so that the
+/// host can back a folio of that size with a huge page.
 const ARENA_ALIGN: usize = 2 << 20;
 
 /// The content of a frame that was freed and not allocated again: who reads
@@ -28,7 +25,7 @@ pub const POISON: u64 = 0x6b6b_6b6b_6b6b_6b6b;
 ///
 /// # Invariants
 ///
-/// `start` is aligned to 2 MiB and followed by `nr_frames * FRAME_BYTES` bytes
+/// `start` is aligned to a frame and followed by `nr_frames << frame_shift` bytes
 /// inside `allocation`, which was zeroed at first and is owned by this value.
 #[derive(Debug)]
 pub struct Ram {
@@ -36,6 +33,7 @@ pub struct Ram {
     start: NonNull<u8>,
     base: Pfn,
     nr_frames: usize,
+    frame_shift: u32,
 }
 
 // SAFETY: the memory is owned by the value and accessed through atomics (or as
@@ -45,22 +43,31 @@ unsafe impl Send for Ram {}
 unsafe impl Sync for Ram {}
 
 impl Ram {
-    /// `nr_frames` zeroed frames, numbered from `base` on; `None` if the host has
-    /// no such memory. The host provides it on first touch.
-    pub(crate) fn new(base: Pfn, nr_frames: usize) -> Option<Self> {
-        let layout = Self::layout(nr_frames)?;
+    /// `nr_frames` zeroed frames of `1 << frame_shift` bytes, numbered from `base`
+    /// on; `None` if the host has no such memory, or a frame is less than a word or
+    /// more than 2 MiB. The host provides it on first touch.
+    pub(crate) fn new(base: Pfn, nr_frames: usize, frame_shift: u32) -> Option<Self> {
+        let layout = Self::layout(nr_frames, frame_shift)?;
         // SAFETY: the layout is not empty.
         let allocation = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        let offset = allocation.align_offset(ARENA_ALIGN);
+        let in_huge_page = (base.get() << frame_shift) as usize % ARENA_ALIGN;
+        let offset = allocation.align_offset(ARENA_ALIGN) + in_huge_page;
         // SAFETY: the layout has room for frames behind any such offset.
         let start = unsafe { allocation.add(offset) };
-        Some(Ram { allocation, start, base, nr_frames })
+        Some(Ram { allocation, start, base, nr_frames, frame_shift })
     }
     /// With room to align the start by hand: asked for zeroed memory of such an
     /// alignment, the host's allocator would touch all of it.
-    fn layout(nr_frames: usize) -> Option<Layout> {
-        let bytes = nr_frames.checked_mul(FRAME_BYTES).filter(|b| *b > 0)?;
-        Layout::from_size_align(bytes.checked_add(ARENA_ALIGN)?, align_of::<u64>()).ok()
+    fn layout(nr_frames: usize, frame_shift: u32) -> Option<Layout> {
+        if !(3..=ARENA_ALIGN.trailing_zeros()).contains(&frame_shift) {
+            return None;
+        }
+        let bytes = nr_frames.checked_mul(1 << frame_shift).filter(|b| *b > 0)?;
+        Layout::from_size_align(bytes.checked_add(2 * ARENA_ALIGN)?, align_of::<u64>()).ok()
+    }
+    /// Bytes of a frame.
+    pub fn frame_bytes(&self) -> usize {
+        1 << self.frame_shift
     }
     /// Number of the first frame.
     pub fn base(&self) -> Pfn {
@@ -94,15 +101,17 @@ impl Ram {
     pub(crate) fn frame(&self, pfn: Pfn) -> NonNull<u8> {
         // SAFETY: the index is below the number of frames, so that the result
         // lies inside the allocation.
-        unsafe { self.start.add(self.index(pfn) * FRAME_BYTES) }
+        unsafe { self.start.add(self.index(pfn) << self.frame_shift) }
     }
     /// The words of a frame.
     #[inline]
-    pub(crate) fn words(&self, pfn: Pfn) -> &[AtomicU64; FRAME_WORDS] {
+    pub(crate) fn words(&self, pfn: Pfn) -> &[AtomicU64] {
         // SAFETY: in bounds and aligned (see `frame`); initialised, since the
         // arena starts zeroed and only words, or tables made of words, are
         // written; shared access through atomics only.
-        unsafe { self.frame(pfn).cast().as_ref() }
+        unsafe {
+            std::slice::from_raw_parts(self.frame(pfn).cast().as_ptr(), self.frame_bytes() / 8)
+        }
     }
     /// Fills a frame with one word.
     pub(crate) fn fill(&self, pfn: Pfn, word: u64) {
@@ -114,7 +123,7 @@ impl Ram {
 
 impl Drop for Ram {
     fn drop(&mut self) {
-        if let Some(layout) = Self::layout(self.nr_frames) {
+        if let Some(layout) = Self::layout(self.nr_frames, self.frame_shift) {
             // SAFETY: allocated with this layout by `new`, freed once.
             unsafe { dealloc(self.allocation.as_ptr(), layout) }
         }
@@ -127,13 +136,32 @@ mod tests {
 
     #[test]
     fn frames_have_their_own_bytes() {
-        let ram = Ram::new(Pfn::new(0x1000), 4).expect("memory");
-        let (a, b) = (Pfn::new(0x1001), Pfn::new(0x1003));
-        ram.words(b)[511].store(7, Relaxed);
-        ram.fill(a, 1);
-        assert_eq!((ram.words(a)[511].load(Relaxed), ram.words(b)[511].load(Relaxed)), (1, 7));
-        assert!(ram.contains(b) && !ram.contains(Pfn::new(0x1004)));
-        assert!(Ram::new(Pfn::new(0), 0).is_none());
-        assert_eq!(ram.frame(Pfn::new(0x1000)).as_ptr() as usize % ARENA_ALIGN, 0);
+        for frame_shift in [12, 14, 16] {
+            let ram = Ram::new(Pfn::new(0x1000), 4, frame_shift).expect("memory");
+            let (a, b) = (Pfn::new(0x1001), Pfn::new(0x1003));
+            let last = ram.frame_bytes() / 8 - 1;
+            ram.words(b)[last].store(7, Relaxed);
+            ram.fill(a, 1);
+            assert_eq!((ram.words(a)[last].load(Relaxed), ram.words(b)[last].load(Relaxed)), (1, 7));
+            assert!(ram.contains(b) && !ram.contains(Pfn::new(0x1004)));
+        }
+    }
+
+    #[test]
+    fn frames_are_aligned_as_their_numbers_are() {
+        for (base, frame_shift) in [(0x1000, 12), (0xf_ffc1, 12), (0x3_fff0, 14), (5, 16)] {
+            let ram = Ram::new(Pfn::new(base), 512, frame_shift).expect("memory");
+            for pfn in (base..base + 512).step_by(37) {
+                let at = ram.frame(Pfn::new(pfn)).as_ptr() as u64;
+                assert_eq!(at % ARENA_ALIGN as u64, (pfn << frame_shift) % ARENA_ALIGN as u64);
+            }
+        }
+    }
+
+    #[test]
+    fn no_frames_and_frames_that_make_no_sense_are_refused() {
+        for (nr_frames, frame_shift) in [(0, 12), (4, 2), (4, 22), (usize::MAX, 12)] {
+            assert!(Ram::new(Pfn::new(0), nr_frames, frame_shift).is_none());
+        }
     }
 }

@@ -1,7 +1,6 @@
 //! Page tables in frames.
 
 use crate::Frames;
-use crate::ram::FRAME_BYTES;
 use mm_arch::{Arch, Level, TableFrame};
 use mm_pgtable::{TableAllocError, TableDesc, TableMemory};
 use mm_sync::DefaultLock;
@@ -41,7 +40,10 @@ impl<A: Arch> std::fmt::Debug for FrameTables<A> {
 }
 
 impl<A: Arch> FrameTables<A> {
-    const FITS: () = assert!(size_of::<A::Table>() <= FRAME_BYTES, "a table is one frame");
+    const FITS: () = assert!(
+        size_of::<A::Table>() <= 1 << A::PAGE_SHIFT && align_of::<A::Table>() <= 1 << A::PAGE_SHIFT,
+        "a table is one frame"
+    );
 
     /// Tables in `frames`.
     pub(crate) fn new(frames: Arc<Frames>) -> Self {

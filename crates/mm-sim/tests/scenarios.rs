@@ -3,6 +3,7 @@
 //! `xtask/scenarios.txt` names them.
 
 use mm_arch::Arch;
+use mm_arch::model::{ModelCont, ModelPair};
 use mm_scenario::corpus::{self, Entry};
 use mm_scenario::observe::Record;
 use mm_scenario::{Scenario, first_difference};
@@ -65,6 +66,15 @@ fn baseline() {
 #[test]
 fn without_shadow_stacks() {
     all_pass::<X86_64NoShstk>(Preset::Linux618);
+}
+/// Entries of two words, of which both differ (memory lies across 4 GiB), in narrow windows.
+#[test]
+fn two_words() {
+    all_pass::<ModelPair<512>>(Preset::Linux618);
+}
+#[test]
+fn contiguous_blocks() {
+    all_pass::<ModelCont<512, 16>>(Preset::Linux618);
 }
 
 /// Whatever allocation fails: no panic, no leak, and every audit holds.

@@ -1,5 +1,6 @@
 //! Why a run ended early.
 
+use super::Feature;
 use crate::{AuditViolation, MachineError};
 use mm_scenario::Op;
 
@@ -17,6 +18,30 @@ pub enum RunError {
         file: String,
         /// The line.
         line: u32,
+    },
+    /// The entry format has no such thing: nothing that a machine of it could do.
+    #[error("{file}:{line}: {arch} has no {feature}")]
+    Lacks {
+        /// What it lacks.
+        feature: Feature,
+        /// The format.
+        arch: &'static str,
+        /// The scenario.
+        file: String,
+        /// The first line that needs it.
+        line: u32,
+    },
+    /// A region does not fit the windows that regions have on this format.
+    #[error("{file}: region {region} does not fit the windows of {arch}, {bytes} bytes each")]
+    Window {
+        /// The scenario.
+        file: String,
+        /// The region.
+        region: String,
+        /// The format.
+        arch: &'static str,
+        /// Bytes of a window.
+        bytes: u64,
     },
     /// The operation asks for more memory than the machine has.
     #[error("{file}:{line}: {op}: {pages} pages are more than the {available} of the machine")]
@@ -76,7 +101,7 @@ impl RunError {
     /// Whether the input asked for something that makes no sense on this
     /// machine, rather than something that went wrong.
     pub fn is_bad_input(&self) -> bool {
-        matches!(self, RunError::TooLarge { .. } | RunError::Machine(_))
+        matches!(self, RunError::TooLarge { .. } | RunError::Window { .. } | RunError::Machine(_))
     }
 }
 

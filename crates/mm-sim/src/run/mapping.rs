@@ -6,7 +6,7 @@ use crate::events::Events;
 use mm_arch::{Arch, Rights, VirtAddr, VirtRange};
 use mm_map::{ForkError, MapError, OldPlace, WpChange};
 use mm_scenario::{
-    Advice, Line, MapSource, Op, PAGE_SIZE, ProcId, Prot, Range, RegionId, Sharing, UffdAction,
+    Advice, Line, MapSource, Op, ProcId, Prot, Range, RegionId, Sharing, UffdAction,
     UffdMode,
 };
 use mm_vma::VmaFlags;
@@ -167,9 +167,10 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
         else {
             return Ok(self.refused(line, MapError::BadAddress(start).errno()));
         };
-        let r = process.mremap_resize(old, pages * PAGE_SIZE);
+        let bytes = pages << A::PAGE_SHIFT;
+        let r = process.mremap_resize(old, bytes);
         if r.is_ok()
-            && let Some(gone) = old.bytes().checked_sub(pages * PAGE_SIZE)
+            && let Some(gone) = old.bytes().checked_sub(bytes)
             && let Ok(tail) = VirtRange::new(start.add_units(pages, A::PAGE_SHIFT), gone)
         {
             self.shadow.forget(proc.index() as u32, tail);

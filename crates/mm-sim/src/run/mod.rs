@@ -3,6 +3,7 @@
 mod access;
 mod error;
 mod mapping;
+mod needs;
 mod observe;
 mod pins;
 
@@ -20,11 +21,13 @@ use mm_scenario::observe::{
     Events as UserFaults, FaultLog, History, Note, Record, StatKey, Stats, Vmas,
 };
 use mm_scenario::{
-    FolioSize, Line, Op, PAGE_SIZE, PinId, ProcId, Range, RegionId, Scenario, Target, ThpPolicy,
+    FolioSize, Line, Op, PinId, ProcId, Range, RegionId, Scenario, Target, ThpPolicy,
+    Windows,
 };
 use std::collections::BTreeMap;
 
 pub use error::RunError;
+pub use needs::Feature;
 pub use observe::capabilities;
 
 /// How a scenario is run.
@@ -54,15 +57,16 @@ impl Default for RunOptions {
 ///
 /// # Errors
 ///
-/// If the machine cannot be built, an operation is not built yet or asks for
-/// more than the machine has, or an audit finds something. What was printed
-/// before stands.
+/// If the format lacks what the scenario needs, the machine cannot be built, an
+/// operation is not built yet or asks for more than the machine has, or an audit
+/// finds something. What was printed before stands.
 pub fn run<A: Arch>(
     scenario: &Scenario,
     policy: &Policy,
     options: &RunOptions,
     print: &mut dyn FnMut(Record),
 ) -> Result<(), RunError> {
+    needs::check::<A>(scenario)?;
     let machine = Machine::<A>::new(options.machine, policy.clone())?;
     let mut runner = Runner::new(machine, scenario, options.audit);
     runner.baseline();
@@ -209,7 +213,7 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
             let records = proc.process.take_faults();
             for fault in records.cpu {
                 // Outside of every window there is nothing to name it by.
-                let Some((region, page)) = region_of(self.scenario, fault.va) else { continue };
+                let Some((region, page)) = region_of::<A>(self.scenario, fault.va) else { continue };
                 if fault.major {
                     proc.faults.major(region, page);
                 } else {
@@ -223,11 +227,11 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
 
     /// The address of a page of a region.
     fn address(&self, region: RegionId, page: u64) -> VirtAddr {
-        VirtAddr::new(self.scenario.region(region).address(page))
+        VirtAddr::new(windows::<A>().address(self.scenario.region(region), page))
     }
     /// The addresses of a range, its stride aside.
     fn span(&self, range: Range) -> Result<VirtRange, RunError> {
-        VirtRange::new(self.address(range.region, range.first), range.pages * PAGE_SIZE)
+        VirtRange::units(self.address(range.region, range.first), range.pages, A::PAGE_SHIFT)
             .map_err(|e| RunError::Internal(e.to_string()))
     }
     fn proc(&self, id: ProcId) -> Result<&Proc<A, O>, RunError> {
@@ -353,7 +357,7 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
         }
         let (scenario, host) = (self.scenario, self.machine.host());
         let page = |proc, region: RegionId, page| {
-            let va = VirtAddr::new(scenario.region(region).address(page));
+            let va = VirtAddr::new(windows::<A>().address(scenario.region(region), page));
             guards
                 .get(&proc)
                 .map_or(mm_scenario::observe::PageFact::NONE, |guard| observe::page_fact(guard, va))
@@ -372,7 +376,7 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
     fn user_faults(&self, line: &Line, proc: ProcId) -> Step {
         let events = self.proc(proc)?.process.take_user_faults();
         let e = events.into_iter().filter_map(|event| {
-            let (region, page) = region_of(self.scenario, event.va)?;
+            let (region, page) = region_of::<A>(self.scenario, event.va)?;
             Some((region.to_owned(), page, observe::user_fault(event.kind)))
         });
         let (p, e) = (self.scenario.proc_name(proc).to_owned(), e.collect());
@@ -393,11 +397,14 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
     }
 }
 
+/// Where the regions of scenarios lie on machines of this format.
+fn windows<A: Arch>() -> Windows {
+    Windows::below(A::USER_END).with_page_size(1 << A::PAGE_SHIFT)
+}
+
 /// The region whose window `va` is in, and the page of it.
-fn region_of(scenario: &Scenario, va: VirtAddr) -> Option<(&str, u64)> {
-    let window =
-        va.get().checked_sub(mm_scenario::WINDOW_BASE)? / PAGE_SIZE / mm_scenario::WINDOW_PAGES;
+fn region_of<A: Arch>(scenario: &Scenario, va: VirtAddr) -> Option<(&str, u64)> {
+    let (window, page) = windows::<A>().locate(va.get())?;
     let (_, region) = scenario.regions().find(|(_, r)| u64::from(r.window) == window)?;
-    let page = va.get().checked_sub(region.address(0))? / PAGE_SIZE;
-    Some((&region.name, page))
+    Some((&region.name, page.checked_sub(region.at)?))
 }

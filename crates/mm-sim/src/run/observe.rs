@@ -11,7 +11,7 @@ use mm_scenario::observe::{
     FolioFlags as Shown, GlobalCounter, MappedPage, PageFact, PageKind, PageState, SizeCounter,
     StatKey, UffdEvent, Vma as ShownVma,
 };
-use mm_scenario::{Capabilities, Keeps, PAGE_SIZE, Region, WINDOW_PAGES};
+use mm_scenario::{Capabilities, Keeps, Region};
 use mm_vma::{MmRead, Platform, Vma, VmaFlags};
 use std::collections::BTreeMap;
 
@@ -161,12 +161,13 @@ pub(super) fn vmas<A: Arch, O: Events>(
     guard: &MmRead<'_, Host<A, O>>,
     region: &Region,
 ) -> Vec<ShownVma> {
-    let start = VirtAddr::new(region.window_address());
-    let Ok(window) = VirtRange::new(start, WINDOW_PAGES * PAGE_SIZE) else { return Vec::new() };
+    let windows = super::windows::<A>();
+    let start = VirtAddr::new(windows.start(region));
+    let Ok(window) = VirtRange::new(start, windows.bytes()) else { return Vec::new() };
     guard
         .overlapping(window)
         .map(|vma| {
-            let at = vma.start().get().saturating_sub(region.address(0)) / PAGE_SIZE;
+            let at = vma.start().get().saturating_sub(windows.address(region, 0)) >> A::PAGE_SHIFT;
             let mut shown = ShownVma {
                 at,
                 n: vma.nr_pages(),

@@ -83,7 +83,7 @@ pub(super) fn audit<A: Arch, O: Events>(
     (0..pages.nr_pages())
         .filter_map(|i| {
             let (expected, got) = (shadow.get(i)?, pages.load(i, 0)?);
-            let va = VirtAddr::new(i as u64 * mm_scenario::PAGE_SIZE);
+            let va = VirtAddr::new((i as u64) << A::PAGE_SHIFT);
             (got != expected).then_some(AuditViolation::Content { process, va, expected, got })
         })
         .collect()

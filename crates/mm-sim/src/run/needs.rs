@@ -1,0 +1,66 @@
+//! What a scenario needs of the entry format, asked before it runs.
+
+use super::windows;
+use crate::RunError;
+use mm_arch::Arch;
+use mm_scenario::{Op, Scenario, UffdAction, UffdMode};
+use std::fmt;
+
+/// What a format may lack without being wrong: a scenario that needs it does not
+/// apply there.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[non_exhaustive]
+pub enum Feature {
+    /// A write-protection bit for userfaultfd.
+    UffdWp,
+}
+
+impl Feature {
+    /// Whether a format has it.
+    pub fn is_in<A: Arch>(self) -> bool {
+        match self {
+            Feature::UffdWp => A::HAS_UFFD_WP,
+        }
+    }
+    /// What an operation needs.
+    fn of(op: &Op) -> Option<Self> {
+        match op {
+            Op::Uffd { action: UffdAction::Register(mode), .. } => {
+                mode.contains(UffdMode::WP).then_some(Feature::UffdWp)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Feature::UffdWp => "uffd-wp",
+        })
+    }
+}
+
+/// Whether the format has what the scenario needs, and room for its regions.
+pub(super) fn check<A: Arch>(scenario: &Scenario) -> Result<(), RunError> {
+    for line in &scenario.ops {
+        if let Some(feature) = Feature::of(&line.op).filter(|f| !f.is_in::<A>()) {
+            return Err(RunError::Lacks {
+                feature,
+                arch: A::NAME,
+                file: scenario.name.clone(),
+                line: line.line_no,
+            });
+        }
+    }
+    let windows = windows::<A>();
+    match scenario.regions().find(|(_, region)| !windows.hold(region, A::USER_END)) {
+        None => Ok(()),
+        Some((_, region)) => Err(RunError::Window {
+            file: scenario.name.clone(),
+            region: region.name.clone(),
+            arch: A::NAME,
+            bytes: windows.bytes(),
+        }),
+    }
+}
