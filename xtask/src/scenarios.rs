@@ -1,4 +1,5 @@
-//! `cargo xtask scenarios`: the supported scenarios under every policy.
+//! `cargo xtask scenarios`: the supported scenarios under every policy and on every entry format
+//! with their page size, with the whole machine audited after each operation.
 //!
 //! `xtask/scenarios.txt` names them, one per line. A scenario enters the list
 //! when every operation in it is built, and never leaves it.
@@ -14,11 +15,20 @@ use crate::workspace::Workspace;
 const POLICIES: [&str; 4] = ["linux-6.18", "series", "best", "baseline"];
 
 /// Options of the `scenarios` task.
-#[derive(clap::Args, Debug, Default)]
+#[derive(clap::Args, Debug)]
 pub struct Options {
     /// Only this policy.
     #[arg(long)]
     pub policy: Option<String>,
+    /// Only this entry format.
+    #[arg(long, default_value = "all")]
+    pub arch: String,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { policy: None, arch: "all".into() }
+    }
 }
 
 /// Runs the task.
@@ -39,11 +49,18 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
     let mut failed = Vec::new();
     let policies = POLICIES.iter().copied().filter(|p| o.policy.as_deref().is_none_or(|q| q == *p));
     let mut ran = 0;
+    let mut total = Tally::default();
     for policy in policies {
         let mut c = ws.cargo(&["run", "--quiet", "--release", "--package", "mmlab", "--", "run"]);
         // The observations are for people; the verdicts come on both streams.
-        c.args(&files).args(["--policy", policy, "--check"]);
-        eprintln!("+ mmlab run <{} scenarios> --policy {policy} --check", files.len());
+        c.args(&files).args(["--arch", &o.arch, "--policy", policy, "--check", "--audit"]);
+        // What a scenario needs; the fuller the memory, the more an audit looks at.
+        c.args(["--memory", "64M"]);
+        eprintln!(
+            "+ mmlab run <{} scenarios> --arch {} --policy {policy} --check",
+            files.len(),
+            o.arch
+        );
         ran += 1;
         let out = c.output().map_err(|e| cmd::spawn_error(&c, &e))?;
         let text = String::from_utf8_lossy(&out.stdout);
@@ -52,23 +69,65 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
         }
         eprint!("{}", String::from_utf8_lossy(&out.stderr));
         // The count too: a program that checked nothing also exits with 0.
-        if !out.status.success() || tally(&text) != Some((files.len(), 0)) {
-            failed.push(policy);
+        match tally(&text) {
+            Some(t) if out.status.success() && t.is_whole(files.len()) => total += t,
+            _ => failed.push(policy),
         }
     }
     Ok(match (ran, failed.as_slice()) {
         (0, _) => Outcome::Failed(format!("unknown policy; one of {}", POLICIES.join(", "))),
-        (n, []) => Outcome::Ok(format!("{} scenarios x {n} policies", files.len())),
+        (n, []) => Outcome::Ok(format!(
+            "{} scenarios x {n} policies x {} formats, {} n/a",
+            files.len(),
+            total.judged() / files.len() / n,
+            total.not_applicable,
+        )),
         (_, f) => Outcome::Failed(format!("differs under {}", f.join(", "))),
     })
 }
 
-/// The closing line of `--check`, `N passed, N failed`.
-fn tally(text: &str) -> Option<(usize, usize)> {
-    text.lines().rev().find_map(|l| {
-        let (passed, failed) = l.split_once(" passed, ")?;
-        Some((passed.trim().parse().ok()?, failed.strip_suffix(" failed")?.parse().ok()?))
-    })
+/// How many scenarios came to what.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Tally {
+    passed: usize,
+    failed: usize,
+    not_applicable: usize,
+}
+
+impl Tally {
+    fn judged(self) -> usize {
+        self.passed + self.failed + self.not_applicable
+    }
+    /// Whether each of `n` scenarios passed, or does not apply, on one format or several.
+    fn is_whole(self, n: usize) -> bool {
+        self.failed == 0 && self.passed > 0 && self.judged().is_multiple_of(n)
+    }
+}
+
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.not_applicable += other.not_applicable;
+    }
+}
+
+/// The closing line of `--check`: `N passed, N failed`, and `N n/a` if there are any.
+fn tally(text: &str) -> Option<Tally> {
+    let counts = |line: &str| {
+        let (passed, rest) = line.split_once(" passed, ")?;
+        let (failed, rest) = rest.split_once(" failed")?;
+        let not_applicable = match rest {
+            "" => "0",
+            rest => rest.strip_prefix(", ")?.strip_suffix(" n/a")?,
+        };
+        Some(Tally {
+            passed: passed.parse().ok()?,
+            failed: failed.parse().ok()?,
+            not_applicable: not_applicable.parse().ok()?,
+        })
+    };
+    text.lines().rev().find_map(counts)
 }
 
 /// Names, one per line; `#` starts a comment.
@@ -91,8 +150,14 @@ mod tests {
 
     #[test]
     fn the_closing_line_is_read() {
-        assert_eq!(tally("{\"line\":1}\n12 passed, 3 failed\n"), Some((12, 3)));
+        let counts = |passed, failed, not_applicable| Tally { passed, failed, not_applicable };
+        assert_eq!(tally("{\"line\":1}\n12 passed, 3 failed\n"), Some(counts(12, 3, 0)));
+        assert_eq!(tally("n/a: x: a b\n12 passed, 3 failed, 2 n/a\n"), Some(counts(12, 3, 2)));
         assert_eq!(tally("{\"line\":1}\n"), None);
+        assert!(counts(10, 0, 2).is_whole(6) && counts(6, 0, 0).is_whole(6));
+        for partial in [counts(7, 0, 0), counts(11, 1, 0), counts(0, 0, 6), counts(0, 0, 0)] {
+            assert!(!partial.is_whole(6), "{partial:?}");
+        }
     }
 
     #[test]

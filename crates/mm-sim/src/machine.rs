@@ -96,7 +96,8 @@ impl<A: Arch, O: Events> Machine<A, O> {
             return Err(MachineError::Size { bytes, page, max: MachineConfig::MAX_BYTES });
         }
         let nr_frames = (bytes / page) as usize;
-        let ram = Ram::new(first_frame, nr_frames, A::PAGE_SHIFT).ok_or(MachineError::Host { bytes })?;
+        let ram =
+            Ram::new(first_frame, nr_frames, A::PAGE_SHIFT).ok_or(MachineError::Host { bytes })?;
         let frames = Arc::new(Frames::new(ram, poison));
         let too_small = |_: AllocError| MachineError::TooSmall { bytes };
         let source = FrameSource(frames.clone());

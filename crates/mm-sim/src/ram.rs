@@ -142,7 +142,10 @@ mod tests {
             let last = ram.frame_bytes() / 8 - 1;
             ram.words(b)[last].store(7, Relaxed);
             ram.fill(a, 1);
-            assert_eq!((ram.words(a)[last].load(Relaxed), ram.words(b)[last].load(Relaxed)), (1, 7));
+            assert_eq!(
+                (ram.words(a)[last].load(Relaxed), ram.words(b)[last].load(Relaxed)),
+                (1, 7)
+            );
             assert!(ram.contains(b) && !ram.contains(Pfn::new(0x1004)));
         }
     }

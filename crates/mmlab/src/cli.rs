@@ -61,36 +61,6 @@ pub fn usage(e: &clap::Error) -> ExitCode {
     bad_input(line.trim().trim_start_matches("error: "))
 }
 
-/// An entry format, by the name its type has on command lines.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ArchName {
-    /// x86-64, 4 levels, shadow stacks.
-    X86_64,
-    /// The same on a CPU without shadow stacks.
-    X86_64NoShstk,
-}
-
-impl ArchName {
-    const ALL: &'static [ArchName] = &[ArchName::X86_64, ArchName::X86_64NoShstk];
-
-    /// The name.
-    pub fn name(self) -> &'static str {
-        use mm_arch::Arch;
-        match self {
-            ArchName::X86_64 => mm_x86::X86_64::NAME,
-            ArchName::X86_64NoShstk => mm_x86::X86_64NoShstk::NAME,
-        }
-    }
-    /// Reads a name.
-    ///
-    /// # Errors
-    ///
-    /// A sentence that lists the names.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        one_of("arch", text, ArchName::ALL, |a| a.name())
-    }
-}
-
 /// Reads the name of a policy.
 ///
 /// # Errors
@@ -100,7 +70,12 @@ pub fn policy(text: &str) -> Result<Preset, String> {
     one_of("policy", text, Preset::ALL, Preset::name)
 }
 
-fn one_of<T: Copy>(
+/// The one of `all` that `text` names.
+///
+/// # Errors
+///
+/// A sentence that lists the names.
+pub fn one_of<T: Copy>(
     what: &str,
     text: &str,
     all: &[T],
@@ -144,7 +119,6 @@ mod tests {
 
     #[test]
     fn names() {
-        assert_eq!(ArchName::parse("x86_64"), Ok(ArchName::X86_64));
         assert_eq!(policy("linux-6.18"), Ok(Preset::Linux618));
         let message = policy("linux").expect_err("no such policy");
         assert_eq!(message, "unknown policy \"linux\"; one of baseline, linux-6.18, series, best");

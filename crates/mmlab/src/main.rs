@@ -5,6 +5,7 @@
 
 mod bed;
 mod cli;
+mod formats;
 mod gup_test;
 mod report;
 mod repro;

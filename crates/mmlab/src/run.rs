@@ -8,12 +8,14 @@
 //! | `series` | whole-folio reuse | everything |
 //! | `best`, `baseline` | mainline | content, errors, signals, events |
 
-use crate::cli::{self, ArchName, say};
+use crate::cli::{self, say};
+use crate::formats::Format;
 use indicatif::{ProgressBar, ProgressStyle};
 use mm_scenario::corpus::{self, CorpusError, Entry};
 use mm_scenario::observe::Record;
 use mm_scenario::{Scenario, first_difference};
-use mm_sim::{MachineConfig, Preset, RunError, RunOptions, capabilities};
+use mm_sim::{Feature, MachineConfig, Preset, RunError, RunOptions, capabilities};
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -22,16 +24,24 @@ use std::process::ExitCode;
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// Scenarios, or folders of scenarios.
-    #[arg(required = true, value_name = "FILE|DIR")]
+    #[arg(value_name = "FILE|DIR")]
     paths: Vec<PathBuf>,
-    /// Entry format: x86_64, x86_64-noshstk.
-    #[arg(long, default_value = "x86_64", value_parser = ArchName::parse)]
-    arch: ArchName,
+    /// Entry formats, or "all" for all with pages of 4 KiB.
+    #[arg(
+        long,
+        value_name = "NAME",
+        num_args = 1..,
+        value_delimiter = ',',
+        default_value = "x86_64",
+        help = format!("Entry formats: {}; or \"all\" for all with pages of 4 KiB", Format::names()),
+    )]
+    arch: Vec<String>,
     /// Policy: baseline, linux-6.18, series, best. Without it: best, and
     /// linux-6.18 under --check.
     #[arg(long, value_parser = cli::policy)]
     policy: Option<Preset>,
-    /// Compare with the goldens; exit with 1 if a scenario differs.
+    /// Compare with the goldens; exit with 1 if a scenario differs. One that needs
+    /// what a format lacks is n/a there.
     #[arg(long)]
     check: bool,
     /// Memory of the machine in bytes; k, M, G may follow the number.
@@ -42,9 +52,43 @@ pub struct Args {
     audit: bool,
 }
 
+impl Args {
+    /// The formats, and the paths.
+    ///
+    /// `--arch` takes every word up to the next option, so that
+    /// `--arch x86_64 x86-pae` means what it says; a path among them is one.
+    fn resolve(&self) -> Result<(Vec<Format>, Vec<&Path>), String> {
+        let mut formats: Vec<Format> = Vec::new();
+        let mut paths: Vec<&Path> = self.paths.iter().map(PathBuf::as_path).collect();
+        for word in &self.arch {
+            match Format::several(word) {
+                Ok(more) => {
+                    for f in more {
+                        if formats.iter().all(|g| g.name != f.name) {
+                            formats.push(f);
+                        }
+                    }
+                }
+                Err(_) if !formats.is_empty() && Path::new(word).exists() => {
+                    paths.push(Path::new(word));
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        if paths.is_empty() {
+            return Err("nothing to run: name a scenario or a folder, FILE|DIR".into());
+        }
+        Ok((formats, paths))
+    }
+}
+
 /// Runs the subcommand.
 pub fn main(args: &Args) -> ExitCode {
-    let entries = match load(&args.paths) {
+    let (formats, paths) = match args.resolve() {
+        Ok(found) => found,
+        Err(e) => return cli::bad_input(e),
+    };
+    let entries = match load(&paths) {
         Ok(entries) => entries,
         Err(e) => return cli::bad_input(e),
     };
@@ -57,10 +101,8 @@ pub fn main(args: &Args) -> ExitCode {
         }
     }
     let machine = MachineConfig { bytes: args.memory, ..MachineConfig::default() };
-    let lab = Lab {
-        arch: args.arch,
-        options: RunOptions { machine, audit: args.audit, ..RunOptions::default() },
-    };
+    let options = RunOptions { machine, audit: args.audit, ..RunOptions::default() };
+    let lab = Lab { formats, options };
     if args.check {
         check(&lab, args.policy.unwrap_or(Preset::Linux618), &entries, &scenarios)
     } else {
@@ -69,7 +111,7 @@ pub fn main(args: &Args) -> ExitCode {
 }
 
 /// The scenarios that `paths` name, in order.
-fn load(paths: &[PathBuf]) -> Result<Vec<Entry>, String> {
+fn load(paths: &[&Path]) -> Result<Vec<Entry>, String> {
     let mut entries = Vec::new();
     for path in paths {
         if path.is_dir() {
@@ -91,39 +133,27 @@ fn shown(e: CorpusError) -> String {
 
 /// What scenarios run on.
 struct Lab {
-    arch: ArchName,
+    formats: Vec<Format>,
     options: RunOptions,
 }
 
-impl Lab {
-    fn run(
-        &self,
-        scenario: &Scenario,
-        policy: Preset,
-        print: &mut dyn FnMut(Record),
-    ) -> Result<(), RunError> {
-        let policy = policy.policy();
-        match self.arch {
-            ArchName::X86_64 => {
-                mm_sim::run::<mm_x86::X86_64>(scenario, &policy, &self.options, print)
-            }
-            ArchName::X86_64NoShstk => {
-                mm_sim::run::<mm_x86::X86_64NoShstk>(scenario, &policy, &self.options, print)
-            }
-        }
-    }
-}
-
-/// Prints every record as it is made.
+/// Prints every record as it is made. With several formats, each one's begin with
+/// a line that names it.
 fn print(lab: &Lab, policy: Preset, scenarios: &[Scenario]) -> ExitCode {
     let mut failed = false;
-    for scenario in scenarios {
-        match lab.run(scenario, policy, &mut |record| say(record.to_json())) {
-            Ok(()) => {}
-            Err(e) if e.is_bad_input() => return cli::bad_input(e),
-            Err(e) => {
-                eprintln!("mmlab: {e}");
-                failed = true;
+    for format in &lab.formats {
+        if lab.formats.len() > 1 {
+            say(serde_json::json!({ "arch": format.name }));
+        }
+        for scenario in scenarios {
+            let print = &mut |record: Record| say(record.to_json());
+            match (format.run)(scenario, &policy.policy(), &lab.options, print) {
+                Ok(()) => {}
+                Err(e) if e.is_bad_input() => return cli::bad_input(e),
+                Err(e) => {
+                    eprintln!("mmlab: {e}");
+                    failed = true;
+                }
             }
         }
     }
@@ -132,37 +162,59 @@ fn print(lab: &Lab, policy: Preset, scenarios: &[Scenario]) -> ExitCode {
 
 /// Compares with the goldens and says what differs.
 fn check(lab: &Lab, policy: Preset, entries: &[Entry], scenarios: &[Scenario]) -> ExitCode {
-    let bar = progress(entries.len());
+    let bar = progress(entries.len() * lab.formats.len());
     let (mut passed, mut failed) = (0, 0);
-    for (entry, scenario) in entries.iter().zip(scenarios) {
-        bar.set_message(entry.name.clone());
-        let verdict = check_one(lab, policy, entry, scenario);
-        bar.inc(1);
-        match verdict {
-            Ok(()) => passed += 1,
-            Err(Failure::Differs(why)) => {
-                failed += 1;
-                bar.suspend(|| say(format_args!("{}: {why}", entry.name)));
-            }
-            Err(Failure::BadInput(why)) => {
-                bar.finish_and_clear();
-                return cli::bad_input(why);
+    let mut not_applicable: BTreeMap<(Feature, &str), Vec<&str>> = BTreeMap::new();
+    for format in &lab.formats {
+        for (entry, scenario) in entries.iter().zip(scenarios) {
+            bar.set_message(format!("{} {}", format.name, entry.name));
+            let verdict = check_one(*format, &lab.options, policy, entry, scenario);
+            bar.inc(1);
+            match verdict {
+                Ok(()) => passed += 1,
+                Err(Failure::Lacks(feature)) => {
+                    not_applicable.entry((feature, format.name)).or_default().push(&entry.name);
+                }
+                Err(Failure::Differs(why)) => {
+                    failed += 1;
+                    // Nobody asked for a format where there is only one.
+                    let on = if lab.formats.len() > 1 { format.name } else { "" };
+                    let gap = if on.is_empty() { "" } else { " " };
+                    bar.suspend(|| say(format_args!("{on}{gap}{}: {why}", entry.name)));
+                }
+                Err(Failure::BadInput(why)) => {
+                    bar.finish_and_clear();
+                    return cli::bad_input(why);
+                }
             }
         }
     }
     bar.finish_and_clear();
-    say(format_args!("{passed} passed, {failed} failed"));
+    for ((feature, format), names) in &not_applicable {
+        say(format_args!("n/a: {format} has no {feature}: {}", names.join(" ")));
+    }
+    let n: usize = not_applicable.values().map(Vec::len).sum();
+    let not_applicable = if n == 0 { String::new() } else { format!(", {n} n/a") };
+    say(format_args!("{passed} passed, {failed} failed{not_applicable}"));
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 enum Failure {
     /// The scenario failed.
     Differs(String),
+    /// The format lacks what it needs.
+    Lacks(Feature),
     /// It could not be judged.
     BadInput(String),
 }
 
-fn check_one(lab: &Lab, policy: Preset, entry: &Entry, scenario: &Scenario) -> Result<(), Failure> {
+fn check_one(
+    format: Format,
+    options: &RunOptions,
+    policy: Preset,
+    entry: &Entry,
+    scenario: &Scenario,
+) -> Result<(), Failure> {
     let (golden, mode) = policy.golden(entry);
     let Some(golden) = golden else {
         let path = golden_path(&entry.path);
@@ -171,8 +223,9 @@ fn check_one(lab: &Lab, policy: Preset, entry: &Entry, scenario: &Scenario) -> R
     let golden = Record::read_all(golden)
         .map_err(|e| Failure::BadInput(format!("{}: {e}", golden_path(&entry.path).display())))?;
     let mut got = Vec::new();
-    match lab.run(scenario, policy, &mut |record| got.push(record)) {
+    match (format.run)(scenario, &policy.policy(), options, &mut |record| got.push(record)) {
         Ok(()) => {}
+        Err(RunError::Lacks { feature, .. }) => return Err(Failure::Lacks(feature)),
         Err(e) if e.is_bad_input() => return Err(Failure::BadInput(e.to_string())),
         Err(e) => return Err(Failure::Differs(e.to_string())),
     }

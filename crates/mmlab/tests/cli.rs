@@ -65,6 +65,29 @@ fn check_counts_and_says_what_differs_first() {
     assert_eq!((out.status.code(), text(&out.stdout)), (Some(0), "2 passed, 0 failed\n"));
 }
 
+/// Formats are listed after `--arch`, and a path among them is one.
+#[test]
+fn several_formats() {
+    let s = &data("fault_64kb.scn");
+    let line = |n: u32| format!("{n} passed, 0 failed\n");
+    for args in [
+        &["run", s, "--arch", "x86_64", "x86_64-noshstk", "--check"][..],
+        &["run", "--check", "--arch", "x86_64,x86_64-noshstk", s],
+        &["run", "--check", "--arch", "x86_64", "x86_64-noshstk", "x86_64", s],
+    ] {
+        let out = mmlab(args);
+        assert_eq!((out.status.code(), text(&out.stdout)), (Some(0), line(2).as_str()), "{args:?}");
+    }
+    let all = mmlab(&["run", "--check", "--memory", "16M", "--arch", "all", s]);
+    assert_eq!(all.status.code(), Some(0));
+    let out = mmlab(&["run", s, "--arch", "x86_64", "x86_64-noshstk"]);
+    let named: Vec<_> = text(&out.stdout).lines().filter(|l| l.contains("arch")).collect();
+    assert_eq!(named, [r#"{"arch":"x86_64"}"#, r#"{"arch":"x86_64-noshstk"}"#]);
+    assert_bad_input(&["run", "--arch", s], &["fault_64kb.scn", "x86_64", "or all"]);
+    assert_bad_input(&["run", s, "--arch", "x86_64", "vax"], &["vax", "x86_64-noshstk", "or all"]);
+    assert_bad_input(&["run", s, "--arch", ""], &["x86_64"]);
+}
+
 #[test]
 fn what_is_not_built_is_named_and_counts_as_failed() {
     let dir = folder("not-built");

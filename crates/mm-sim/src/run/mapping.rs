@@ -6,8 +6,7 @@ use crate::events::Events;
 use mm_arch::{Arch, Rights, VirtAddr, VirtRange};
 use mm_map::{ForkError, MapError, OldPlace, WpChange};
 use mm_scenario::{
-    Advice, Line, MapSource, Op, ProcId, Prot, Range, RegionId, Sharing, UffdAction,
-    UffdMode,
+    Advice, Line, MapSource, Op, ProcId, Prot, Range, RegionId, Sharing, UffdAction, UffdMode,
 };
 use mm_vma::VmaFlags;
 

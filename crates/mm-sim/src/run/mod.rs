@@ -21,8 +21,7 @@ use mm_scenario::observe::{
     Events as UserFaults, FaultLog, History, Note, Record, StatKey, Stats, Vmas,
 };
 use mm_scenario::{
-    FolioSize, Line, Op, PinId, ProcId, Range, RegionId, Scenario, Target, ThpPolicy,
-    Windows,
+    FolioSize, Line, Op, PinId, ProcId, Range, RegionId, Scenario, Target, ThpPolicy, Windows,
 };
 use std::collections::BTreeMap;
 
@@ -213,7 +212,9 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
             let records = proc.process.take_faults();
             for fault in records.cpu {
                 // Outside of every window there is nothing to name it by.
-                let Some((region, page)) = region_of::<A>(self.scenario, fault.va) else { continue };
+                let Some((region, page)) = region_of::<A>(self.scenario, fault.va) else {
+                    continue;
+                };
                 if fault.major {
                     proc.faults.major(region, page);
                 } else {

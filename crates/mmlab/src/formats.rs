@@ -1,0 +1,79 @@
+//! The entry formats that commands know: the one place where they are listed.
+
+use crate::cli;
+use mm_arch::Arch;
+use mm_scenario::observe::Record;
+use mm_scenario::{PAGE_SIZE, Scenario};
+use mm_sim::{Policy, RunError, RunOptions};
+
+/// An entry format, and what commands do with it.
+#[derive(Clone, Copy)]
+pub struct Format {
+    /// Its name on command lines.
+    pub name: &'static str,
+    /// Bytes of a page.
+    page_size: u64,
+    /// Runs a scenario on a machine of it.
+    pub run: Run,
+}
+
+type Run = fn(&Scenario, &Policy, &RunOptions, &mut dyn FnMut(Record)) -> Result<(), RunError>;
+
+impl std::fmt::Debug for Format {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// All formats.
+pub const FORMATS: &[Format] =
+    &[Format::of::<mm_x86::X86_64>(), Format::of::<mm_x86::X86_64NoShstk>()];
+
+/// The word for every format with the pages of the scenario language.
+const ALL: &str = "all";
+
+impl Format {
+    const fn of<A: Arch>() -> Self {
+        Format { name: A::NAME, page_size: 1 << A::PAGE_SHIFT, run: mm_sim::run::<A> }
+    }
+    /// The format of a name.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that lists the names.
+    pub fn named(name: &str) -> Result<Self, String> {
+        cli::one_of("arch", name, FORMATS, |f| f.name)
+    }
+    /// The formats of a word: one, or those that [`ALL`] stands for.
+    ///
+    /// # Errors
+    ///
+    /// A sentence that lists the words.
+    pub fn several(word: &str) -> Result<Vec<Self>, String> {
+        if word == ALL {
+            return Ok(FORMATS.iter().copied().filter(|f| f.page_size == PAGE_SIZE).collect());
+        }
+        Self::named(word).map(|f| vec![f]).map_err(|e| format!("{e}, or {ALL}"))
+    }
+    /// The names, for help texts.
+    pub fn names() -> String {
+        FORMATS.iter().map(|f| f.name).collect::<Vec<_>>().join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_distinct_and_found() {
+        for f in FORMATS {
+            assert_eq!(FORMATS.iter().filter(|g| g.name == f.name).count(), 1);
+            assert_eq!(Format::named(f.name).expect("found").name, f.name);
+            assert_eq!(Format::several(f.name).expect("found").len(), 1);
+        }
+        assert!(Format::several(ALL).expect("found").iter().all(|f| f.page_size == PAGE_SIZE));
+        let message = Format::several("vax").expect_err("no such format");
+        assert_eq!(message, format!("unknown arch \"vax\"; one of {}, or all", Format::names()));
+    }
+}
