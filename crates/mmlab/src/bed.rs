@@ -171,3 +171,27 @@ impl<O: Events> Bed<O> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mm_sim::Preset;
+
+    fn bed(size: FolioSize, advice: Option<Advice>) -> Result<Bed<()>, String> {
+        let rights = VmaFlags::READ | VmaFlags::WRITE;
+        Bed::new(4 << 20, Some(size), advice, rights, Preset::Linux618.policy())
+    }
+
+    /// Rules: BENCH-13. Folio sizes are counted, not assumed.
+    #[test]
+    fn a_region_that_has_other_folios_is_refused() {
+        for size in FolioSize::ALL {
+            assert_eq!(bed(size, None).map(|b| b.nr_pages()), Ok(1024), "{size:?}");
+        }
+        let refused = bed(FolioSize::K64, Some(Advice::NoHugePage)).map(|b| b.nr_pages());
+        assert_eq!(
+            refused,
+            Err("64k: expected 64 folios of order 4, the machine has 0".to_owned())
+        );
+    }
+}

@@ -120,6 +120,11 @@ fn bad_arguments() {
     }
     assert_bad_input(&["gup-test", "-m", "3", "--folio", "2m-pmd"], &["2m-pmd"]);
     assert_bad_input(&["gup-test", "7"], &["-c"]);
+    assert_bad_input(
+        &["repro", "gup"],
+        &["gup-fast", "gup-slow", "reuse", "dio", "register-buffers"],
+    );
+    assert_bad_input(&["repro", "--rounds", "2"], &["2", "3..=1000"]);
     assert_bad_input(&["walk"], &["walk"]);
     assert_bad_input(&["run", "no-such.scn"], &["no-such.scn"]);
 }

@@ -1,7 +1,12 @@
 //! The tables of the patch series, before and after.
 
+mod dio;
 mod gup_fast;
+mod gup_slow;
+mod line;
 pub mod reference;
+mod register_buffers;
+mod request;
 mod reuse;
 
 use clap::{Args, ValueEnum};
@@ -12,15 +17,28 @@ use std::process::ExitCode;
 pub enum Table {
     /// Patch series 002: GUP-fast over 256 MiB, five folio sizes, get and pin.
     GupFast,
+    /// Patch series 000 and 001: long-term pins by slow GUP, a table each.
+    GupSlow,
     /// Patch series 003: write faults after fork and exit, four reuse policies.
     Reuse,
+    /// The pin share of O_DIRECT reads, blocks of 64 KiB and 1 MiB.
+    Dio,
+    /// The pin share of one registration of 1 GiB with io_uring.
+    RegisterBuffers,
+    /// All of these.
+    All,
+}
+
+impl Table {
+    /// What is printed where nothing is named: the series themselves.
+    const SERIES: [Table; 3] = [Table::GupFast, Table::GupSlow, Table::Reuse];
 }
 
 /// Arguments of `mmlab repro`.
 #[derive(Args, Debug)]
 pub struct ReproArgs {
-    /// Which table; all of them by default.
-    table: Option<Table>,
+    /// Which tables; gup-fast, gup-slow and reuse by default.
+    tables: Vec<Table>,
     /// One JSON object per line and cell instead of tables.
     #[arg(long)]
     json: bool,
@@ -31,18 +49,23 @@ pub struct ReproArgs {
 
 /// Runs `mmlab repro`.
 pub fn main(args: &ReproArgs) -> ExitCode {
-    let tables = match &args.table {
-        Some(table) => std::slice::from_ref(table),
-        None => Table::value_variants(),
+    let tables = match args.tables.as_slice() {
+        [] => &Table::SERIES,
+        named if named.contains(&Table::All) => Table::value_variants(),
+        named => named,
     };
     for table in tables {
+        let (rounds, json) = (args.rounds as usize, args.json);
         let done = match table {
-            Table::GupFast => gup_fast::main(args.rounds as usize, args.json),
-            Table::Reuse => reuse::main(args.rounds as usize, args.json),
+            Table::GupFast => gup_fast::main(rounds, json),
+            Table::GupSlow => gup_slow::main(rounds, json),
+            Table::Reuse => reuse::main(rounds, json),
+            Table::Dio => dio::main(rounds, json),
+            Table::RegisterBuffers => register_buffers::main(rounds, json),
+            Table::All => Ok(()),
         };
         if let Err(message) = done {
-            eprintln!("mmlab: repro: {message}");
-            return ExitCode::from(2);
+            return crate::cli::bad_input(format_args!("repro: {message}"));
         }
     }
     ExitCode::SUCCESS

@@ -11,8 +11,7 @@
 
 use crate::bed::{Bed, FolioSize};
 use crate::cli::say;
-use crate::report::{Spread, progress};
-use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
+use crate::report::{Spread, progress, right_aligned};
 use mm_arch::{Arch, Entry, Level, VirtAddr};
 use mm_fault::{
     FaultFlags, FaultOutcome, FaultPolicy, OrderMode, ReusePolicy, ThpMode, ThpPolicy,
@@ -441,16 +440,6 @@ fn print_json(cell: &Cell) {
         "model_cost": cell.model_us,
         "published_us": published.map_or(Vec::new(), Vec::from),
     }));
-}
-
-fn right_aligned(header: &[&str], from: usize, rows: Vec<Vec<String>>) -> Table {
-    let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED).set_header(header);
-    table.add_rows(rows);
-    for column in table.column_iter_mut().skip(from) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
 }
 
 fn print_tables(costs: &[(FolioSize, Costs, f64)], copy_ns: f64, cells: &[Cell]) {
