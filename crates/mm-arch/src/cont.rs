@@ -1,5 +1,9 @@
 //! Contiguous blocks: `n` aligned entries that hardware may use as one.
 //!
+//! One implementation for every format that has such blocks. A format says in
+//! [`ContEntry`] how the mark looks and in [`Blocks`] how many entries of which level
+//! make a block; its [`Arch`](crate::Arch) operations are calls of the functions here.
+//!
 //! # The protocol
 //!
 //! All entries of a *folded* block are valid, carry the contiguous mark, map
@@ -12,14 +16,32 @@
 //!   (CONT-05, CONT-08);
 //! * an operation on whole blocks works in place and keeps the mark;
 //! * a lockless reader accepts a block only if every entry it looked at belongs
-//!   to it, and starts again, forgetting what it gathered, otherwise.
+//!   to it, and starts again, forgetting what it gathered, otherwise;
+//! * a scan takes a block by *one* load: whoever changes any entry of a block
+//!   empties the loaded one first. If the scan saw it still folded, then the change,
+//!   and the look at the folio's pins behind it, come after the reader's pin
+//!   (CONT-10, CONT-16, P-RACE-20).
 
-use crate::{At, Entry, FlushScope, Held, Level, Liveness, Right, SpaceTlb, Tlb, VirtRange, word};
+use crate::{
+    AccessKind, At, Batch, Entry, FlushScope, Held, Level, Liveness, Right, SpaceTlb, Tlb,
+    VirtRange, respect, word,
+};
 use mm_sync::atomic::{AtomicU64, Ordering};
 use mm_sync::{hint, mutant};
 
-/// An entry whose raw word can carry the contiguous mark.
+/// An entry that can be part of a folded block.
 pub trait ContEntry: Entry {
+    /// The value of a word that stands at `position` in its block. Formats that write
+    /// the same word into all entries of a block need the position.
+    #[inline(always)]
+    fn loaded(raw: u64, _position: usize) -> Self {
+        Self::from_raw(raw)
+    }
+    /// The word to store.
+    #[inline(always)]
+    fn stored(self) -> u64 {
+        self.raw()
+    }
     /// Valid and part of a folded block (rule CONT-19: the mark implies valid).
     fn is_cont(self) -> bool;
     /// With or without the mark.
@@ -27,11 +49,53 @@ pub trait ContEntry: Entry {
     fn with_cont(self, cont: bool) -> Self;
     /// Whether hardware may follow the entry.
     fn is_valid(self) -> bool;
-    /// Added per frame in the raw word.
-    const STEP: u64;
+    /// `self` with accessed, dirty and write of `e` (rule ACC-17).
+    #[must_use]
+    fn widened(self, e: Self) -> Self;
+    /// What hardware adds for an access; `None` if it does not follow the entry.
+    fn marked(self, kind: AccessKind, level: Level) -> Option<Self>;
+    /// For a scan under `mode` over entries without the mark: what is added to the raw
+    /// word per frame, and the bits to ignore. `None` where no mask does and each entry
+    /// is normalised.
+    fn stride(mode: u8) -> Option<(u64, u64)>;
 }
 
-const PTE: Level = Level::Pte;
+/// Which entries make a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Blocks {
+    /// Entries of a block, a power of two.
+    pub nr: usize,
+    /// Level of the entries.
+    pub level: Level,
+    /// Log2 of the memory that one entry maps.
+    pub shift: u32,
+    /// Base pages that one entry maps, as an order.
+    pub order: u32,
+}
+
+impl Blocks {
+    /// Blocks of `nr` base pages.
+    pub const fn of_pages(nr: usize, page_shift: u32) -> Self {
+        Blocks { nr, level: Level::Pte, shift: page_shift, order: 0 }
+    }
+    #[inline(always)]
+    const fn position(self, i: usize) -> usize {
+        i & (self.nr - 1)
+    }
+    #[inline(always)]
+    const fn base(self, i: usize) -> usize {
+        i & !(self.nr - 1)
+    }
+    #[inline(always)]
+    fn load<E: ContEntry, R: Right>(self, cells: &[AtomicU64], i: usize) -> E {
+        E::loaded(word::load::<R>(&cells[i]), self.position(i))
+    }
+    /// The entry `n` places further on.
+    #[inline(always)]
+    fn step<E: Entry>(self, e: E, n: usize) -> E {
+        e.advance((n as u64) << self.order, self.level)
+    }
+}
 
 /// What must be equal in a block: everything but accessed and dirty.
 #[inline(always)]
@@ -39,6 +103,8 @@ fn key<E: ContEntry>(e: E) -> E {
     e.mkclean().mkold()
 }
 
+/// `into` with accessed and dirty of `from`. Dirt ends up in one form, whichever entry of
+/// a block is asked.
 #[inline(always)]
 fn gather<E: ContEntry>(into: E, from: E) -> E {
     let mut e = into;
@@ -53,26 +119,33 @@ fn gather<E: ContEntry>(into: E, from: E) -> E {
     if from.is_young() { e.mkyoung() } else { e }
 }
 
-/// Reads entry `i`, with the accessed and dirty state of its block.
+/// Reads entry `i`, with the accessed and dirty state of its block. Looks no further
+/// once both are known.
 #[inline]
-pub fn read<E: ContEntry, R: Right>(cells: &[AtomicU64], i: usize, cont: usize) -> E {
+pub fn read<E: ContEntry, R: Right>(cells: &[AtomicU64], i: usize, b: Blocks) -> E {
     'again: loop {
-        let e = E::from_raw(word::load::<R>(&cells[i]));
+        let e: E = b.load::<E, R>(cells, i);
         if !e.is_cont() {
             return e;
         }
-        let base = i & !(cont - 1);
-        let want = key(e).raw().wrapping_sub(E::STEP.wrapping_mul((i - base) as u64));
-        let mut out = e;
-        for (k, cell) in cells[base..base + cont].iter().enumerate() {
-            let x = E::from_raw(word::load::<R>(cell));
+        let (want, position) = (key(e), b.position(i));
+        let mut out = gather(e, e);
+        for k in 0..b.nr {
+            if out.is_young() && out.is_dirty() {
+                break;
+            }
+            let x: E = b.load::<E, R>(cells, i - position + k);
             // With the lock held the block cannot change under us.
-            if !R::LOCKED
-                && !mutant!("cont.read.no_check")
-                && key(x).raw() != want.wrapping_add(E::STEP.wrapping_mul(k as u64))
-            {
-                hint::spin_loop();
-                continue 'again;
+            if !R::LOCKED && !mutant!("cont.read.no_check") {
+                let same = if k < position {
+                    b.step(key(x), position - k) == want
+                } else {
+                    key(x) == b.step(want, k - position)
+                };
+                if !same {
+                    hint::spin_loop();
+                    continue 'again;
+                }
             }
             if !mutant!("cont.read.no_gather") {
                 out = gather(out, x);
@@ -84,39 +157,38 @@ pub fn read<E: ContEntry, R: Right>(cells: &[AtomicU64], i: usize, cont: usize) 
 
 /// Entries from `i` to the end of its block, 1 if it is not folded (CONT-16).
 #[inline(always)]
-pub fn hint<E: ContEntry>(i: usize, e: E, cont: usize) -> usize {
-    if e.is_cont() { cont - (i & (cont - 1)) } else { 1 }
+pub fn hint<E: ContEntry>(i: usize, e: E, b: Blocks) -> usize {
+    if e.is_cont() { b.nr - b.position(i) } else { 1 }
 }
 
-/// Folds or unfolds the block that starts at `base` (CONT-05).
+/// Folds or unfolds the block of the entry at `at` (CONT-05).
 fn convert<E: ContEntry, T: Tlb + ?Sized>(
     cells: &[AtomicU64],
     at: At,
-    cont: usize,
+    b: Blocks,
     fold: bool,
-    page_shift: u32,
     tlb: &SpaceTlb<'_, T>,
 ) {
-    let base = at.index & !(cont - 1);
-    let block = &cells[base..base + cont];
-    let first = key(E::from_raw(block[0].load(Ordering::Relaxed))).with_cont(fold);
+    let base = b.base(at.index);
+    let block = &cells[base..base + b.nr];
+    let first = key(b.load::<E, Held>(cells, base)).with_cont(fold);
     let mut history = first;
-    for cell in block {
+    for (k, cell) in block.iter().enumerate() {
         let old = if mutant!("cont.convert.no_break") {
             cell.load(Ordering::Relaxed)
         } else {
             word::take::<crate::Live>(cell)
         };
         if !mutant!("cont.convert.lose_young_dirty") {
-            history = gather(history, E::from_raw(old));
+            history = gather(history, E::loaded(old, k));
         }
     }
-    let start = at.va.align_down(page_shift + cont.trailing_zeros());
-    if let Ok(range) = VirtRange::units(start, cont as u64, page_shift) {
+    let start = at.va.align_down(b.shift + b.nr.trailing_zeros());
+    if let Ok(range) = VirtRange::units(start, b.nr as u64, b.shift) {
         tlb.flush(range, FlushScope::Leaves);
     }
     for (k, cell) in block.iter().enumerate() {
-        word::store(cell, history.advance(k as u64, PTE).raw());
+        word::store(cell, b.step(history, k).stored());
     }
 }
 
@@ -125,34 +197,72 @@ pub fn unfold_partial<E: ContEntry, T: Tlb + ?Sized>(
     cells: &[AtomicU64],
     at: At,
     n: usize,
-    cont: usize,
-    page_shift: u32,
+    b: Blocks,
     tlb: &SpaceTlb<'_, T>,
 ) {
-    let is_folded = |i: usize| E::from_raw(cells[i].load(Ordering::Relaxed)).is_cont();
+    let is_folded = |i: usize| b.load::<E, Held>(cells, i).is_cont();
     let last = at.index + n - 1;
-    if (at.index & (cont - 1) != 0 || n < cont) && is_folded(at.index) {
-        convert::<E, T>(cells, at, cont, false, page_shift, tlb);
+    if (b.position(at.index) != 0 || n < b.nr) && is_folded(at.index) {
+        convert::<E, T>(cells, at, b, false, tlb);
     }
-    if (last + 1) & (cont - 1) != 0 && is_folded(last) {
-        let at = At { va: at.va.add_units((n - 1) as u64, page_shift), index: last };
-        convert::<E, T>(cells, at, cont, false, page_shift, tlb);
+    if b.position(last + 1) != 0 && is_folded(last) {
+        let at = At { va: at.va.add_units((n - 1) as u64, b.shift), index: last };
+        convert::<E, T>(cells, at, b, false, tlb);
     }
 }
 
-/// Writes `n` entries over empty ones; whole aligned blocks are folded (CONT-02).
+/// Folds the block whose last entry is at `at`, if all its entries allow it (CONT-03,
+/// CONT-04); whether it did. Anywhere else in a block it does nothing: a block that is
+/// written entry by entry is looked at once.
 ///
-/// `folds` is whether the entry may be folded at all (valid, user, not special).
-pub fn fill<E: ContEntry>(cells: &[AtomicU64], i: usize, n: usize, e: E, cont: usize) {
-    let folds = e.is_valid() && !e.is_special();
-    let pfn_index = e.pfn(PTE).get() as usize & (cont - 1);
-    let aligned = (i & (cont - 1)) == pfn_index;
-    for k in 0..n {
-        let base = (i + k) & !(cont - 1);
-        let whole = folds && aligned && base >= i && base + cont <= i + n;
-        let x = e.with_cont(false).advance(k as u64, PTE).with_cont(whole);
-        word::store(&cells[i + k], x.raw());
+/// The caller knows that the pages of the block belong to one folio.
+pub fn fold<E: ContEntry, T: Tlb + ?Sized>(
+    cells: &[AtomicU64],
+    at: At,
+    b: Blocks,
+    tlb: &SpaceTlb<'_, T>,
+) -> bool {
+    if b.position(at.index + 1) != 0 {
+        return false;
     }
+    let base = b.base(at.index);
+    let first: E = b.load::<E, Held>(cells, base);
+    let order = b.order + b.nr.trailing_zeros();
+    let folds = first.is_valid()
+        && !first.is_cont()
+        && !first.is_special()
+        && first.pfn(b.level).is_aligned(order)
+        && (1..b.nr).all(|k| key(b.load::<E, Held>(cells, base + k)) == b.step(key(first), k));
+    if folds {
+        convert::<E, T>(cells, at, b, true, tlb);
+    }
+    folds
+}
+
+/// Writes `n` entries over empty ones; whole aligned blocks are folded (CONT-02).
+pub fn fill<E: ContEntry>(cells: &[AtomicU64], i: usize, n: usize, e: E, b: Blocks) {
+    let e = e.with_cont(false);
+    // What hardware does not follow, or has no folio, stays plain.
+    let folds = e.is_valid() && !e.is_special();
+    let frame = (e.pfn(b.level).get() >> b.order) as usize;
+    let aligned = folds && b.position(i) == b.position(frame);
+    for (k, cell) in cells[i..i + n].iter().enumerate() {
+        let base = b.base(i + k);
+        let whole = aligned && base >= i && base + b.nr <= i + n;
+        word::store(cell, b.step(e, k).with_cont(whole).stored());
+    }
+}
+
+/// Replaces one entry; its block is unfolded (CONT-02, CONT-07).
+pub fn set<E: ContEntry, T: Tlb + ?Sized>(
+    cells: &[AtomicU64],
+    at: At,
+    e: E,
+    b: Blocks,
+    tlb: &SpaceTlb<'_, T>,
+) {
+    unfold_partial::<E, T>(cells, at, 1, b, tlb);
+    word::store(&cells[at.index], e.with_cont(false).stored());
 }
 
 /// Empties `n` entries (CONT-18).
@@ -160,28 +270,28 @@ pub fn take<E: ContEntry, L: Liveness, T: Tlb + ?Sized>(
     cells: &[AtomicU64],
     at: At,
     n: usize,
-    cont: usize,
-    page_shift: u32,
+    b: Blocks,
     tlb: &SpaceTlb<'_, T>,
     mut each: impl FnMut(usize, E),
 ) {
     if !mutant!("cont.take.no_unfold") {
-        unfold_partial::<E, T>(cells, at, n, cont, page_shift, tlb);
+        unfold_partial::<E, T>(cells, at, n, b, tlb);
     }
+    let take = |i: usize| E::loaded(word::take::<L>(&cells[i]), b.position(i));
     let mut k = 0;
     while k < n {
-        let e = E::from_raw(word::take::<L>(&cells[at.index + k]));
-        if e.is_cont() && k + cont <= n {
+        let e = take(at.index + k);
+        if e.is_cont() && k + b.nr <= n {
             // A whole block: accessed and dirty may be in any entry, so every
             // entry handed out carries those of the block.
             let mut history = e;
-            for j in 1..cont {
-                history = gather(history, E::from_raw(word::take::<L>(&cells[at.index + k + j])));
+            for j in 1..b.nr {
+                history = gather(history, take(at.index + k + j));
             }
-            for j in 0..cont {
-                each(k + j, history.with_cont(false).advance(j as u64, PTE));
+            for j in 0..b.nr {
+                each(k + j, b.step(history.with_cont(false), j));
             }
-            k += cont;
+            k += b.nr;
         } else {
             each(k, e.with_cont(false));
             k += 1;
@@ -189,44 +299,179 @@ pub fn take<E: ContEntry, L: Liveness, T: Tlb + ?Sized>(
     }
 }
 
-/// Length of the run at `i` (BATCH-06): a folded block is one load.
+/// Changes one entry in place, atomically against the hardware; whether it changed.
+#[inline]
+fn change<E: ContEntry>(
+    cells: &[AtomicU64],
+    i: usize,
+    b: Blocks,
+    f: impl Fn(E) -> Option<E>,
+) -> bool {
+    let position = b.position(i);
+    word::update(&cells[i], |raw| {
+        f(E::loaded(raw, position)).map(E::stored).filter(|new| *new != raw)
+    })
+    .is_ok()
+}
+
+/// Write-protects `n` present entries, whole blocks in place (CONT-14).
+pub fn wrprotect<E: ContEntry, T: Tlb + ?Sized>(
+    cells: &[AtomicU64],
+    at: At,
+    n: usize,
+    b: Blocks,
+    tlb: &SpaceTlb<'_, T>,
+) {
+    if !mutant!("cont.wrprotect.no_unfold") {
+        unfold_partial::<E, T>(cells, at, n, b, tlb);
+    }
+    for i in at.index..at.index + n {
+        change(cells, i, b, |e: E| Some(e.wrprotect()));
+    }
+}
+
+/// Clears young in `n` present entries and in the rest of the blocks at both ends: age
+/// is kept per folio and a block lies in one, so none is unfolded for it (CONT-12).
+pub fn clear_young<E: ContEntry>(cells: &[AtomicU64], i: usize, n: usize, b: Blocks) -> bool {
+    let folded = |i: usize| b.load::<E, Held>(cells, i).is_cont();
+    let last = i + n - 1;
+    let first = if folded(i) { b.base(i) } else { i };
+    let end = if folded(last) { b.base(last) + b.nr } else { last + 1 };
+    let mut any = false;
+    for i in first..end {
+        any |= change(cells, i, b, |e: E| e.is_young().then(|| e.mkold()));
+    }
+    any
+}
+
+/// Makes an entry more permissive; whether anything changed (CONT-15).
+///
+/// Accessed and dirty go to the whole block. They are compared with each cell: a
+/// gathered view would hide a stale one from walkers, and fault forever. A write
+/// permission that the block does not have unfolds it.
+pub fn set_access_flags<E: ContEntry, T: Tlb + ?Sized>(
+    cells: &[AtomicU64],
+    at: At,
+    e: E,
+    b: Blocks,
+    tlb: &SpaceTlb<'_, T>,
+) -> bool {
+    let old: E = b.load::<E, Held>(cells, at.index);
+    let mut range = at.index..at.index + 1;
+    if old.is_cont() {
+        if e.is_writable(b.level) && !old.is_writable(b.level) {
+            unfold_partial::<E, T>(cells, at, 1, b, tlb);
+        } else {
+            let base = b.base(at.index);
+            range = base..base + b.nr;
+        }
+    }
+    let mut changed = false;
+    for i in range {
+        changed |= change(cells, i, b, |old: E| Some(old.widened(e)));
+    }
+    changed
+}
+
+/// What the hardware does for an access through entry `i`: in any case to this entry,
+/// which is one of those that it may choose (A64-11).
+pub fn mmu_mark<E: ContEntry>(
+    cells: &[AtomicU64],
+    i: usize,
+    kind: AccessKind,
+    level: Level,
+    b: Blocks,
+) -> bool {
+    let position = b.position(i);
+    word::update(&cells[i], |raw| E::loaded(raw, position).marked(kind, level).map(E::stored))
+        .is_ok()
+}
+
+/// Length of the run at `i` (BATCH-06).
+#[inline]
 pub fn scan<E: ContEntry, R: Right, const MODE: u8>(
     cells: &[AtomicU64],
     i: usize,
     head: E,
     max: usize,
-    cont: usize,
-) -> crate::Batch {
-    let mut batch = crate::Batch {
-        nr: 1,
-        any_writable: head.is_writable(PTE),
-        any_young: head.is_young(),
-        any_dirty: head.is_dirty(),
-    };
-    let head_cell = E::from_raw(word::load::<Held>(&cells[i]));
+    b: Blocks,
+) -> Batch {
+    let cell: E = b.load::<E, R>(cells, i);
     // The copy the caller holds may have lost the mark; take it from memory,
-    // but only a block that is still the head's.
-    let folded = head_cell.is_cont();
-    let mut nr = if key(head_cell).with_cont(false) == key(head).with_cont(false) {
-        hint(i, head_cell, cont)
+    // but only a block that is still the head's. The mark is compared like any
+    // other bit, so a run is all blocks or all plain (CONT-17).
+    let folded = cell.is_cont() && key(cell).with_cont(false) == key(head).with_cont(false);
+    let head = head.with_cont(folded);
+    let batch = if folded {
+        scan_blocks::<E, R, MODE>(cells, i, head, max, b)
     } else {
-        1
+        scan_plain::<E, MODE>(cells, i, head, max, b)
     };
+    word::scan_fence::<R>();
+    batch
+}
+
+/// The facts of `e`, added to those of a run.
+#[inline(always)]
+fn merge<E: Entry, const MODE: u8>(batch: &mut Batch, e: E, level: Level) {
+    batch.any_writable |= MODE & respect::MERGE_WRITE != 0 && e.is_writable(level);
+    batch.any_young |= MODE & respect::MERGE_YOUNG_DIRTY != 0 && e.is_young();
+    batch.any_dirty |= MODE & respect::MERGE_YOUNG_DIRTY != 0 && e.is_dirty();
+}
+
+const EMPTY: Batch = Batch { nr: 1, any_writable: false, any_young: false, any_dirty: false };
+
+/// One load per block; only where accessed or dirty count are its others read.
+#[inline(always)]
+fn scan_blocks<E: ContEntry, R: Right, const MODE: u8>(
+    cells: &[AtomicU64],
+    i: usize,
+    head: E,
+    max: usize,
+    b: Blocks,
+) -> Batch {
+    let mut batch = EMPTY;
+    merge::<E, MODE>(&mut batch, head, b.level);
+    let expected = head.normalise::<MODE>();
+    let mut nr = hint(i, head, b);
     while nr < max {
-        let e: E = read::<E, R>(cells, i + nr, cont);
-        let want = head.advance(nr as u64, PTE);
-        // The mark is compared like any other bit (CONT-17).
-        if e.is_cont() != folded
-            || e.with_cont(false).normalise::<MODE>() != want.with_cont(false).normalise::<MODE>()
-        {
+        let e: E = if MODE & (respect::DIRTY | respect::MERGE_YOUNG_DIRTY) != 0 {
+            read::<E, R>(cells, i + nr, b)
+        } else {
+            b.load::<E, R>(cells, i + nr)
+        };
+        if !e.is_cont() || e.normalise::<MODE>() != b.step(expected, nr) {
             break;
         }
-        batch.any_writable |= e.is_writable(PTE);
-        batch.any_young |= e.is_young();
-        batch.any_dirty |= e.is_dirty();
-        nr += hint(i + nr, e, cont);
+        merge::<E, MODE>(&mut batch, e, b.level);
+        nr += b.nr;
     }
     batch.nr = nr.min(max);
-    word::scan_fence::<R>();
+    batch
+}
+
+#[inline(always)]
+fn scan_plain<E: ContEntry, const MODE: u8>(
+    cells: &[AtomicU64],
+    i: usize,
+    head: E,
+    max: usize,
+    b: Blocks,
+) -> Batch {
+    let mut batch = EMPTY;
+    let load = |k: usize| E::loaded(cells[i + k].load(Ordering::Relaxed), b.position(i + k));
+    batch.nr = match E::stride(MODE) {
+        Some((step, ignore)) => word::scan(&cells[i..i + max], head.stored(), step, ignore),
+        None => {
+            let expected = head.normalise::<MODE>();
+            let same = |k: &usize| load(*k).normalise::<MODE>() == b.step(expected, *k);
+            1 + (1..max).take_while(same).count()
+        }
+    };
+    if MODE & (respect::MERGE_WRITE | respect::MERGE_YOUNG_DIRTY) != 0 {
+        // The head's facts are those of the caller's copy (rule BATCH-08).
+        merge::<E, MODE>(&mut batch, head, b.level);
+        (1..batch.nr).for_each(|k| merge::<E, MODE>(&mut batch, load(k), b.level));
+    }
     batch
 }

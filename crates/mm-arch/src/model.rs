@@ -7,7 +7,7 @@
 //! every format, these and those of hardware, must do.
 
 use crate::cell::Cell;
-use crate::cont::{self, ContEntry};
+use crate::cont::{self, Blocks, ContEntry};
 use crate::pair::Pair;
 use crate::{
     AccessKind, Arch, At, Batch, EncodeError, Entry, FlushScope, Held, Level, Liveness, Pfn,
@@ -15,7 +15,7 @@ use crate::{
     WriteKind, respect, word,
 };
 use core::marker::PhantomData;
-use mm_sync::atomic::{AtomicU64, Ordering};
+use mm_sync::atomic::AtomicU64;
 
 pub mod laws;
 
@@ -243,7 +243,6 @@ impl Entry for ModelEntry {
 }
 
 impl ContEntry for ModelEntry {
-    const STEP: u64 = 1 << 12;
     #[inline]
     fn is_cont(self) -> bool {
         self.0 & (P | CONT) == P | CONT
@@ -255,6 +254,18 @@ impl ContEntry for ModelEntry {
     #[inline]
     fn is_valid(self) -> bool {
         self.has(P)
+    }
+    #[inline]
+    fn widened(self, e: Self) -> Self {
+        self.with(e.0 & (A | D | W | SOFT))
+    }
+    #[inline]
+    fn marked(self, kind: AccessKind, level: Level) -> Option<Self> {
+        marked(self.0, kind, level).map(ModelEntry)
+    }
+    #[inline]
+    fn stride(mode: u8) -> Option<(u64, u64)> {
+        Some((1 << 12, ignored(mode)))
     }
 }
 
@@ -305,8 +316,7 @@ fn marked(raw: u64, kind: AccessKind, level: Level) -> Option<u64> {
 
 /// What `set_access_flags` adds: accessed, dirty and write of `e`.
 fn widened(raw: u64, e: ModelEntry) -> Option<u64> {
-    let new = raw | e.0 & (A | D | W | SOFT);
-    (new != raw).then_some(new)
+    Some(ModelEntry(raw).widened(e).0).filter(|new| *new != raw)
 }
 
 macro_rules! model_geometry {
@@ -455,6 +465,11 @@ impl<C: Cell, const N: usize> Arch for ModelFlat<C, N> {
 #[derive(Clone, Copy, Debug)]
 pub struct ModelCont<const N: usize = 4, const C: usize = 2>;
 
+impl<const N: usize, const C: usize> ModelCont<N, C> {
+    /// Which entries make a block.
+    pub const BLOCKS: Blocks = Blocks::of_pages(C, 12);
+}
+
 impl<const N: usize, const C: usize> Arch for ModelCont<N, C> {
     type Table = [AtomicU64; N];
     model_geometry!("model-cont", C);
@@ -462,7 +477,7 @@ impl<const N: usize, const C: usize> Arch for ModelCont<N, C> {
 
     #[inline]
     fn read<R: Right>(t: &Self::Table, i: usize) -> ModelEntry {
-        cont::read::<ModelEntry, R>(t, i, C)
+        cont::read::<ModelEntry, R>(t, i, Self::BLOCKS)
     }
     fn scan<R: Right, const MODE: u8>(
         t: &Self::Table,
@@ -470,14 +485,13 @@ impl<const N: usize, const C: usize> Arch for ModelCont<N, C> {
         head: ModelEntry,
         max: usize,
     ) -> Batch {
-        cont::scan::<ModelEntry, R, MODE>(t, i, head, max, C)
+        cont::scan::<ModelEntry, R, MODE>(t, i, head, max, Self::BLOCKS)
     }
     fn fill(t: &Self::Table, i: usize, n: usize, e: ModelEntry) {
-        cont::fill(t, i, n, e, C);
+        cont::fill(t, i, n, e, Self::BLOCKS);
     }
     fn set<T: Tlb + ?Sized>(t: &Self::Table, at: At, e: ModelEntry, tlb: &SpaceTlb<'_, T>) {
-        cont::unfold_partial::<ModelEntry, T>(t, at, 1, C, Self::PAGE_SHIFT, tlb);
-        word::store(&t[at.index], e.with_cont(false).0);
+        cont::set(t, at, e, Self::BLOCKS, tlb);
     }
     fn take<L: Liveness, T: Tlb + ?Sized>(
         t: &Self::Table,
@@ -486,25 +500,18 @@ impl<const N: usize, const C: usize> Arch for ModelCont<N, C> {
         tlb: &SpaceTlb<'_, T>,
         each: impl FnMut(usize, ModelEntry),
     ) {
-        cont::take::<ModelEntry, L, T>(t, at, n, C, Self::PAGE_SHIFT, tlb, each);
+        cont::take::<ModelEntry, L, T>(t, at, n, Self::BLOCKS, tlb, each);
     }
     fn wrprotect<T: Tlb + ?Sized>(t: &Self::Table, at: At, n: usize, tlb: &SpaceTlb<'_, T>) {
-        cont::unfold_partial::<ModelEntry, T>(t, at, n, C, Self::PAGE_SHIFT, tlb);
-        ModelWord::<N>::wrprotect(t, at, n, tlb);
+        cont::wrprotect::<ModelEntry, T>(t, at, n, Self::BLOCKS, tlb);
     }
     fn clear_young<T: Tlb + ?Sized>(
         t: &Self::Table,
         at: At,
         n: usize,
-        tlb: &SpaceTlb<'_, T>,
+        _: &SpaceTlb<'_, T>,
     ) -> bool {
-        // Age is kept per folio and a block lies in one: widen to whole blocks
-        // instead of unfolding them (rule CONT-12).
-        let folded = |i: usize| ModelEntry(t[i].load(Ordering::Relaxed)).is_cont();
-        let last = at.index + n - 1;
-        let first = if folded(at.index) { at.index & !(C - 1) } else { at.index };
-        let end = if folded(last) { (last | (C - 1)) + 1 } else { last + 1 };
-        ModelWord::<N>::clear_young(t, At { va: at.va, index: first }, end - first, tlb)
+        cont::clear_young::<ModelEntry>(t, at.index, n, Self::BLOCKS)
     }
     fn set_access_flags<T: Tlb + ?Sized>(
         t: &Self::Table,
@@ -512,20 +519,7 @@ impl<const N: usize, const C: usize> Arch for ModelCont<N, C> {
         e: ModelEntry,
         tlb: &SpaceTlb<'_, T>,
     ) -> bool {
-        let old = ModelEntry(t[at.index].load(Ordering::Relaxed));
-        if old.is_cont() && e.has(W) && !old.has(W) {
-            cont::unfold_partial::<ModelEntry, T>(t, at, 1, C, Self::PAGE_SHIFT, tlb);
-        } else if old.is_cont() {
-            // Compare raw siblings: a gathered view would hide a stale one from
-            // walkers and fault forever (rule CONT-15).
-            let base = at.index & !(C - 1);
-            let mut changed = false;
-            for cell in &t[base..base + C] {
-                changed |= word::update(cell, |raw| widened(raw, e.without(W | SOFT))).is_ok();
-            }
-            return changed;
-        }
-        word::update(&t[at.index], |raw| widened(raw, e)).is_ok()
+        cont::set_access_flags(t, at, e, Self::BLOCKS, tlb)
     }
 }
 

@@ -293,12 +293,12 @@ fn a_run_counts_a_block_from_where_it_enters_it() {
     let t = full();
     let read = |i| A::read::<Held>(&t, i);
     for i in 0..64 {
-        let hint = mm_arch::cont::hint(i, read(i), A::CONT);
+        let hint = mm_arch::cont::hint(i, read(i), A::BLOCKS);
         assert_eq!(hint, 16 - i % 16);
         assert_eq!(A::scan::<Held, { respect::WRITE }>(&t, i, read(i), 64 - i).nr, 64 - i);
         assert_eq!(A::scan::<Pinned, { respect::WRITE }>(&t, i, read(i), 1).nr, 1);
     }
-    assert_eq!(mm_arch::cont::hint(3, leaf(0x1003, true), A::CONT), 1);
+    assert_eq!(mm_arch::cont::hint(3, leaf(0x1003, true), A::BLOCKS), 1);
 }
 
 /// A run goes on neither from a block into plain entries nor the other way.

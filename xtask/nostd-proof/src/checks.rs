@@ -14,7 +14,6 @@ use mm_sync::epoch::{Collector, Epoch, Handles, LocalHandle};
 use mm_sync::{Quiescence, SeqCount};
 use mm_vma::Platform;
 use mm_vma::model::{ModelConfig, ModelPlatform};
-use mm_x86::{X86_64, X86Entry};
 
 /// alloc works on the allocator of the runtime.
 pub fn allocates() -> bool {
@@ -51,19 +50,16 @@ pub fn frees_by_epoch() -> bool {
     (early, freed.load(Ordering::Relaxed)) == (0, 1)
 }
 
-/// A folio of 16 pages in an x86-64 table: found as one run, cleared as one run.
-pub fn finds_a_run() -> bool {
-    let Ok(tables) = PageTables::new(slab_space::<X86_64>(8), SpaceId(1)) else { return false };
+/// A folio of 16 pages in a table: found as one run, cleared as one run.
+pub fn finds_a_run<A: Arch>() -> bool {
+    let Ok(tables) = PageTables::new(slab_space::<A>(8), SpaceId(1)) else { return false };
     // SAFETY: one thread, and nothing below frees a table.
     let stay = unsafe { TablesStay::new() };
     let va = VirtAddr::new(0x7f00_0000_0000);
     let Ok(found) = tables.ensure_table(stay, va) else { return false };
     let Some(mut table) = found.table() else { return false };
-    let head = X86Entry::leaf(
-        Pfn::new(0x1000),
-        X86_64::prot(Protection::private_read_write()),
-        Level::Pte,
-    );
+    let prot = A::prot(Protection::private_read_write());
+    let head = A::Entry::leaf(Pfn::new(0x1000), prot, Level::Pte);
     table.fill(0, 16, head);
     let limit = table.limit(0).at_most(64);
     let run = table.run::<{ respect::WRITE }>(0, head, limit);
@@ -75,12 +71,12 @@ pub fn finds_a_run() -> bool {
     let n = cleared.nr();
     let first = cleared.commit();
     owed.now();
-    n == 16 && first == head && table.get(0) == X86Entry::NONE && table.get(15) == X86Entry::NONE
+    n == 16 && first == head && table.get(0).is_none() && table.get(15).is_none()
 }
 
 /// The same folio through the lockless walk: pinned in one step, and given back.
-pub fn pins_a_run() -> bool {
-    let Ok(machine) = ModelPlatform::<X86_64>::new(ModelConfig::default()) else { return false };
+pub fn pins_a_run<A: Arch>() -> bool {
+    let Ok(machine) = ModelPlatform::<A>::new(ModelConfig::default()) else { return false };
     let Ok(tables) = PageTables::new(machine.clone(), SpaceId(1)) else { return false };
     let Ok(folio) = machine.memmap().alloc(4) else { return false };
     let folio = folio.hand_over();
@@ -89,8 +85,8 @@ pub fn pins_a_run() -> bool {
     let va = VirtAddr::new(0x7f00_0000_0000);
     let Ok(found) = tables.ensure_table(stay, va) else { return false };
     let Some(mut table) = found.table() else { return false };
-    let prot = X86_64::prot(Protection::private_read_write());
-    let head = X86Entry::leaf(folio.head(), prot, Level::Pte).mkdirty().mkwrite(WriteKind::Normal);
+    let prot = A::prot(Protection::private_read_write());
+    let head = A::Entry::leaf(folio.head(), prot, Level::Pte).mkdirty().mkwrite(WriteKind::Normal);
     table.fill(0, 16, head);
     drop(table);
 

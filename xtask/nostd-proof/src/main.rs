@@ -12,14 +12,23 @@ extern crate alloc;
 mod checks;
 mod runtime;
 
+use mm_arm64::{Arm64, Granule4K};
+use mm_x86::X86_64;
+
 // Those that no check uses yet.
 use mm_fault as _;
 use mm_map as _;
 use mm_rmap as _;
 
 /// The checks in order; the number of the first that fails is the exit code.
-const CHECKS: [fn() -> bool; 4] =
-    [checks::allocates, checks::frees_by_epoch, checks::finds_a_run, checks::pins_a_run];
+const CHECKS: [fn() -> bool; 6] = [
+    checks::allocates,
+    checks::frees_by_epoch,
+    checks::finds_a_run::<X86_64>,
+    checks::pins_a_run::<X86_64>,
+    checks::finds_a_run::<Arm64<Granule4K>>,
+    checks::pins_a_run::<Arm64<Granule4K>>,
+];
 
 /// The program. Called once by the entry point.
 fn run() -> i32 {
