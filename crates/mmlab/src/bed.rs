@@ -59,6 +59,35 @@ impl FolioSize {
 const BASE: u64 = 0x1000_0000_0000;
 const PAGE: u64 = 4096;
 
+/// Memory of a machine with a region of `bytes`: its tables, the machine's own folios, and
+/// room for alignment.
+pub const fn memory_for(bytes: u64) -> u64 {
+    (bytes + bytes / 16 + (64 << 20)).next_multiple_of(2 << 20)
+}
+
+/// Refuses what this computer has no memory for: the machine's memory is real, and
+/// touching all of it would end in a kill.
+///
+/// # Errors
+///
+/// A line that says how much there is.
+pub fn check_memory(bytes: u64) -> Result<(), String> {
+    match std::fs::read_to_string("/proc/meminfo").ok().and_then(|m| available(&m)) {
+        Some(available) if available < bytes => Err(format!(
+            "this needs {} MiB of memory, and {} MiB are available",
+            bytes >> 20,
+            available >> 20
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes that can be used without swapping, from `/proc/meminfo`.
+fn available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// A machine with one process and one region.
 #[derive(Debug)]
 pub struct Bed<O: Events> {
@@ -75,6 +104,11 @@ impl<O: Events> Bed<O> {
     /// Number of pages.
     pub fn nr_pages(&self) -> usize {
         (self.range.bytes() / PAGE) as usize
+    }
+
+    /// The address of a page of the region.
+    pub fn page_va(&self, page: usize) -> VirtAddr {
+        self.range.start().add_units(page as u64, 12)
     }
 
     /// Maps `bytes` bytes; with `size` also fills them with folios of that size
@@ -98,8 +132,8 @@ impl<O: Events> Bed<O> {
             let thp = thp.with_order(9, OrderMode::Never);
             policy.fault.thp = thp.with_order(size.order(), OrderMode::Madvise);
         }
-        // Tables, the machine's own folios, and room for alignment.
-        let memory = (bytes + bytes / 16 + (64 << 20)).next_multiple_of(2 << 20);
+        let memory = memory_for(bytes);
+        check_memory(memory)?;
         let config = MachineConfig { bytes: memory, poison: false, ..MachineConfig::default() };
         let machine = Machine::<X86_64, O>::new(config, policy).map_err(|e| e.to_string())?;
         let process = machine.spawn().map_err(|e| e.to_string())?;
@@ -126,9 +160,10 @@ impl<O: Events> Bed<O> {
     ///
     /// A line that names the page.
     pub fn touch(&self) -> Result<(), String> {
-        for i in 0..self.nr_pages() as u64 {
-            let va = VirtAddr::new(BASE + i * PAGE);
-            self.process.store(va, 0).map_err(|e| format!("touching page {i}: {e}"))?;
+        for i in 0..self.nr_pages() {
+            self.process
+                .store(self.page_va(i), 0)
+                .map_err(|e| format!("touching page {i}: {e}"))?;
         }
         Ok(())
     }
@@ -180,6 +215,14 @@ mod tests {
     fn bed(size: FolioSize, advice: Option<Advice>) -> Result<Bed<()>, String> {
         let rights = VmaFlags::READ | VmaFlags::WRITE;
         Bed::new(4 << 20, Some(size), advice, rights, Preset::Linux618.policy())
+    }
+
+    #[test]
+    fn memory_is_asked_for_before_it_is_used() {
+        assert_eq!(available("MemTotal: 9 kB\nMemAvailable:    2048 kB\n"), Some(2 << 20));
+        assert_eq!(available("MemTotal: 9 kB\n"), None);
+        assert_eq!(check_memory(memory_for(1 << 20)), Ok(()));
+        assert!(check_memory(1 << 60).is_err_and(|e| e.contains("MiB are available")));
     }
 
     /// Rules: BENCH-13. Folio sizes are counted, not assumed.

@@ -120,6 +120,19 @@ fn bad_arguments() {
     }
     assert_bad_input(&["gup-test", "-m", "3", "--folio", "2m-pmd"], &["2m-pmd"]);
     assert_bad_input(&["gup-test", "7"], &["-c"]);
+    assert_bad_input(&["gup-test", "-c", "1", "2", "3", "4", "5", "6", "7", "8", "9"], &["9"]);
+    assert_bad_input(&["gup-test", "-c", "1x"], &["1x"]);
+    assert_bad_input(&["gup-test", "-u", "-L"], &["-u", "-L"]);
+    assert_bad_input(&["gup-test", "--compat", "--json"], &["--compat", "--json"]);
+    assert_bad_input(&["gup-test", "-z", "-m", "1", "-F", "0x20"], &["not mapped"]);
+    assert_bad_input(&["gup-test", "-F", "2"], &["-F 0x2"]);
+    for option in ["-m", "-n", "-r", "-j"] {
+        assert_bad_input(&["gup-test", option, "0"], &["0"]);
+        assert_bad_input(&["gup-test", option, "-1"], &["-1"]);
+        assert_bad_input(&["gup-test", option, "many"], &["many"]);
+    }
+    assert_bad_input(&["gup-test", "-m", "32769"], &["32769"]);
+    assert_bad_input(&["gup-test", "-j", "65"], &["65"]);
     assert_bad_input(
         &["repro", "gup"],
         &["gup-fast", "gup-slow", "reuse", "dio", "register-buffers"],

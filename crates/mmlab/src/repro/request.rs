@@ -113,7 +113,7 @@ impl Request {
         out: &mut impl Sink,
     ) -> Result<(), String> {
         let gup = Gup::new(bed.process.mm(), &()).with_policy(self.policy).observed_by(observer);
-        let va = bed.range.start().add_units(first as u64, 12);
+        let va = bed.page_va(first);
         let got = match (self.path, self.op) {
             (Path::Fast, Op::Get) => gup.get_fast(va, nr, self.flags, out),
             (Path::Fast, Op::Pin) => gup.pin_fast(va, nr, self.flags, out),
