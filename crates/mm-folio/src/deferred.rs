@@ -88,7 +88,7 @@ impl<F: FolioSpace> MemMap<F> {
         let mut queue = self.deferred.lock();
         while queue.first != END {
             let head = queue.first as usize - 1;
-            let folio = Folio { map: self, head };
+            let folio = self.folio_at(head);
             // While it is queued its last holder waits for our lock before it
             // touches the records, so no second look at the head is needed.
             let got = self.grab_queued(head);

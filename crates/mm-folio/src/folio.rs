@@ -25,6 +25,8 @@ const FILE: u64 = 2;
 pub struct Folio<'m, F: FolioSpace> {
     pub(crate) map: &'m MemMap<F>,
     pub(crate) head: usize,
+    /// The record of the head: looked up once.
+    pub(crate) record: &'m Record,
 }
 
 impl<F: FolioSpace> Clone for Folio<'_, F> {
@@ -45,7 +47,7 @@ impl<F: FolioSpace> Eq for Folio<'_, F> {}
 impl<'m, F: FolioSpace> Folio<'m, F> {
     #[inline]
     pub(crate) fn head_record(&self) -> &'m Record {
-        self.map.record(self.head)
+        self.record
     }
     #[inline]
     pub(crate) fn tail(&self, i: usize) -> &'m Record {

@@ -143,7 +143,7 @@ impl<F: FolioSpace> MemMap<F> {
         // Pairs with the Acquire of a lockless grab: whoever counts itself in
         // sees the compound words above, so its recheck finds a stale page.
         self.record(index).refs.store(1, ord!("folio.alloc", Release));
-        Ok(FolioRef::from_counted(Folio { map: self, head: index }, 1))
+        Ok(FolioRef::from_counted(self.folio_at(index), 1))
     }
 
     /// The folio of `pfn`, which the caller knows to be stable: it holds a
@@ -155,7 +155,7 @@ impl<F: FolioSpace> MemMap<F> {
     #[inline]
     pub fn folio(&self, pfn: Pfn) -> Folio<'_, F> {
         let index = self.index(pfn);
-        Folio { map: self, head: index - self.record(index).compound().distance() }
+        self.folio_at(index - self.record(index).compound().distance())
     }
 
     /// Whether `pfn` is the zero page (rule FOLIO-49).
@@ -215,7 +215,7 @@ impl<F: FolioSpace> MemMap<F> {
                 let rec = self.record(at);
                 if rec.refs.load(Relaxed) != 0 {
                     next += 1 << rec.compound().order();
-                    return Some(Folio { map: self, head: at });
+                    return Some(self.folio_at(at));
                 }
                 next += 1;
             }
@@ -249,6 +249,11 @@ impl<F: FolioSpace> MemMap<F> {
     pub(crate) fn record(&self, index: usize) -> &Record {
         &self.records[index]
     }
+    /// The folio whose head is record `head`.
+    #[inline]
+    pub(crate) fn folio_at(&self, head: usize) -> Folio<'_, F> {
+        Folio { map: self, head, record: self.record(head) }
+    }
 
     /// Drops `units` of the count of references.
     #[inline]
@@ -266,7 +271,7 @@ impl<F: FolioSpace> MemMap<F> {
     /// The last reference is gone (rules FOLIO-08, FOLIO-10, FOLIO-11).
     #[cold]
     fn release(&self, head: usize) {
-        let folio = Folio { map: self, head };
+        let folio = self.folio_at(head);
         // At a count of zero nobody can find the folio on the queue and win it.
         folio.unqueue_deferred();
         if !folio.fit_to_free() {
@@ -295,7 +300,7 @@ impl<F: FolioSpace> MemMap<F> {
 
     /// Takes over what `run` owns.
     pub fn adopt_run<K: RefKind>(&self, run: crate::FolioRun) -> FolioRef<'_, F, K> {
-        FolioRef::from_counted(Folio { map: self, head: self.index(run.head) }, run.nr)
+        FolioRef::from_counted(self.folio_at(self.index(run.head)), run.nr)
     }
 }
 

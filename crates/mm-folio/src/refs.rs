@@ -1,6 +1,6 @@
 //! References and pins as values.
 
-use crate::record::Compound;
+use crate::record::{Compound, Record};
 use crate::{Folio, FolioSpace, MemMap};
 use core::fmt;
 use core::marker::PhantomData;
@@ -178,38 +178,60 @@ impl<F: FolioSpace, K: RefKind> fmt::Debug for FolioRef<'_, F, K> {
     }
 }
 
-impl<F: FolioSpace> MemMap<F> {
-    /// Adds `units` unless the count is zero, or they do not fit.
-    #[inline(always)]
-    fn add_unless_zero(&self, head: usize, units: u32) -> bool {
-        let refs = &self.record(head).refs;
-        if mutant!("folio.get.not_unless_zero") {
-            refs.fetch_add(units, Acquire);
-            return true;
+/// Adds `units` unless the count is zero, or they do not fit.
+#[inline(always)]
+fn add_unless_zero(head: &Record, units: u32) -> bool {
+    let refs = &head.refs;
+    if mutant!("folio.get.not_unless_zero") {
+        refs.fetch_add(units, Acquire);
+        return true;
+    }
+    let mut seen = refs.load(Relaxed);
+    loop {
+        let fits = (seen as i32) > 0 && (seen as i32).checked_add_unsigned(units).is_some();
+        if !fits {
+            return false;
         }
-        let mut seen = refs.load(Relaxed);
-        loop {
-            let fits = (seen as i32) > 0 && (seen as i32).checked_add_unsigned(units).is_some();
-            if !fits {
-                return false;
-            }
-            // Acquire pairs with the Release that published the folio in its
-            // present shape: alloc, unfreeze.
-            match refs.compare_exchange_weak(
-                seen,
-                seen + units,
-                ord!("folio.get", Acquire),
-                Relaxed,
-            ) {
-                Ok(_) => return true,
-                Err(now) => seen = now,
-            }
+        // Acquire pairs with the Release that published the folio in its
+        // present shape: alloc, unfreeze.
+        let published = ord!("folio.get", Acquire);
+        match refs.compare_exchange_weak(seen, seen + units, published, Relaxed) {
+            Ok(_) => return true,
+            Err(now) => seen = now,
         }
     }
+}
 
-    /// Takes `n` references or pins of the folio of `pfn`, which may be freed,
-    /// split or reused at any time. `None` if it is not there any more, or its
-    /// count is at the limit.
+/// A page as somebody without lock or reference found it: it may be freed, split
+/// or reused at any time.
+pub struct Glance<'m, F: FolioSpace> {
+    map: &'m MemMap<F>,
+    page: usize,
+    record: &'m Record,
+    seen: Compound,
+}
+
+impl<'m, F: FolioSpace> Glance<'m, F> {
+    /// Whether it was a page of a large folio.
+    #[inline(always)]
+    pub fn is_large(&self) -> bool {
+        !self.seen.is_small()
+    }
+
+    /// How many pages the folio had from this one on; at least 1.
+    #[inline(always)]
+    pub fn pages_left(&self) -> usize {
+        let distance = self.seen.distance();
+        let order = if self.seen.is_tail() {
+            self.map.record(self.page - distance).compound().order()
+        } else {
+            self.seen.order()
+        };
+        (1usize << order).saturating_sub(distance).max(1)
+    }
+
+    /// Takes `n` references or pins of the folio that the page belongs to by
+    /// then. `None` if it is not there any more, or its count is at the limit.
     ///
     /// A full barrier stands behind the grab: whoever clears an entry and then,
     /// behind a barrier of its own, looks at the counts either sees this grab or
@@ -217,33 +239,33 @@ impl<F: FolioSpace> MemMap<F> {
     ///
     /// Pins of the zero page succeed without counting anything (rule PIN-03).
     #[inline(always)]
-    pub fn try_grab<K: RefKind>(&self, pfn: Pfn, n: u32) -> Option<FolioRef<'_, F, K>> {
+    pub fn grab<K: RefKind>(self, n: u32) -> Option<FolioRef<'m, F, K>> {
         debug_assert!(n > 0);
-        let (page, record) = self.lookup(pfn)?;
-        let mut seen = record.compound();
+        let Glance { map, page, record, mut seen } = self;
         let folio = loop {
             if K::PINS && seen.is_zero_page() {
-                return Some(FolioRef::from_counted(Folio { map: self, head: page }, n));
+                return Some(FolioRef::from_counted(Folio { map, head: page, record }, n));
             }
             let head = page - seen.distance();
+            let folio = Folio { map, head, record: map.record(head) };
             // A small folio gets all units of a pin at once. What a large one
             // needs is known when it is stable.
             let units = if K::PINS && seen.is_small() { n.checked_mul(PIN_BIAS)? } else { n };
-            if !self.add_unless_zero(head, units) {
+            if !add_unless_zero(folio.record, units) {
                 return None;
             }
             // The page may have left that folio in between (rule PIN-06). With
             // a reference on it, it cannot leave any more.
             let now = record.compound();
             if now == seen || mutant!("folio.no_head_recheck") {
-                break Folio { map: self, head };
+                break folio;
             }
-            self.put_units(head, units);
+            map.put_units(head, units);
             hint::spin_loop();
             seen = record.compound();
         };
         if K::PINS {
-            if !seen.is_small() && !self.pin_stable(folio, n) {
+            if !seen.is_small() && !map.pin_stable(folio, n) {
                 return None;
             }
             fence_after_rmw!("gup.pin.mb");
@@ -252,10 +274,32 @@ impl<F: FolioSpace> MemMap<F> {
         }
         Some(FolioRef { folio, n, large: !seen.is_small(), _kind: PhantomData })
     }
+}
+
+impl<F: FolioSpace> fmt::Debug for Glance<'_, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Glance({} {:?})", self.map.pfn(self.page), self.seen)
+    }
+}
+
+impl<F: FolioSpace> MemMap<F> {
+    /// The page `pfn` and what it is at this moment, if the map has a record of
+    /// it. Nothing is held, so nothing is sure: see [`Glance::grab`].
+    #[inline(always)]
+    pub fn glance(&self, pfn: Pfn) -> Option<Glance<'_, F>> {
+        let (page, record) = self.lookup(pfn)?;
+        Some(Glance { map: self, page, record, seen: record.compound() })
+    }
+
+    /// Takes `n` references or pins of the folio of `pfn`: see [`Glance::grab`].
+    #[inline(always)]
+    pub fn try_grab<K: RefKind>(&self, pfn: Pfn, n: u32) -> Option<FolioRef<'_, F, K>> {
+        self.glance(pfn)?.grab(n)
+    }
 
     /// A reference for the deferred-split scan, unless the folio is dying.
     pub(crate) fn grab_queued(&self, head: usize) -> bool {
-        self.add_unless_zero(head, 1)
+        add_unless_zero(self.record(head), 1)
     }
 
     /// Turns `n` fresh references of a large folio into pins; drops them and
@@ -267,7 +311,7 @@ impl<F: FolioSpace> MemMap<F> {
             return true;
         }
         let more = n.checked_mul(PIN_BIAS - 1);
-        if more.is_some_and(|more| self.add_unless_zero(folio.head, more)) {
+        if more.is_some_and(|more| add_unless_zero(folio.head_record(), more)) {
             return true;
         }
         self.put_units(folio.head, n);
@@ -276,7 +320,7 @@ impl<F: FolioSpace> MemMap<F> {
 
     #[inline]
     fn put_counted<K: RefKind>(&self, head: usize, n: u32) {
-        let folio = Folio { map: self, head };
+        let folio = self.folio_at(head);
         let mut units = n;
         if K::PINS {
             if folio.is_zero_page() {
@@ -336,7 +380,7 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         };
         let fits = |c: u32| (c as i32) > 0 && (c as i32).checked_add_unsigned(units).is_some();
         if units > FAST_UNITS {
-            if !self.map.add_unless_zero(self.head, units) {
+            if !add_unless_zero(self.head_record(), units) {
                 return Err(error(refs.load(Relaxed)));
             }
         } else {

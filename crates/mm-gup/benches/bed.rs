@@ -14,7 +14,7 @@ pub const NR: usize = 65_536;
 type A = mm_x86::X86_64;
 
 /// Folio sizes by name and order; all mapped page by page.
-pub const SIZES: [(&str, u32); 4] = [("4k", 0), ("64k", 4), ("1m", 8), ("2m-pte", 9)];
+pub const SIZES: [(&str, u32); 5] = [("4k", 0), ("16k", 2), ("64k", 4), ("1m", 8), ("2m-pte", 9)];
 
 struct Bump(Counter);
 impl FolioSource for Bump {

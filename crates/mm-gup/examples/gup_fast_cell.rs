@@ -1,6 +1,6 @@
 //! One cell of the fast path's benchmark, run once: what `cargo xtask
 //! instructions` counts. The argument is OP-SIZE-POLICY: `get-4k-page`,
-//! `pin-64k-run`, …
+//! `pin-64k-run`, `get-2m-whole`, …
 
 use bed::{NR, SIZES, bed};
 use mm_arch::Pfn;
@@ -18,6 +18,7 @@ fn once(cell: &str) -> Option<usize> {
     let policy = match policy {
         "page" => FastPolicy::Page,
         "run" => FastPolicy::Run,
+        "whole" => FastPolicy::Whole,
         _ => return None,
     };
     let bed = bed(order);

@@ -3,11 +3,11 @@
 //! See the crate documentation for the order of steps and why it is sound, and
 //! `docs/src/protocols/gup-fast.md` for the races and their models.
 
-use crate::policy::{Batched, Batching, PerPage};
+use crate::policy::{Batching, HeadThenRest, PerPage, Whole};
 use crate::unshare::unshared_pages;
 use crate::{FastPolicy, GupFlags, Sink};
-use mm_arch::{AccessKind, Arch, Entry, Level, Pfn, Pinned, VirtAddr, VirtRange, respect};
-use mm_folio::{Folio, FolioFlags, FolioRef, FolioRun, FolioSpace, MemMap, RefKind};
+use mm_arch::{AccessKind, Arch, Entry, Level, Pinned, VirtAddr, VirtRange, respect};
+use mm_folio::{FolioFlags, FolioRun, FolioSpace, MemMap, RefKind};
 use mm_pgtable::{PageTables, Slot, Step, TableSpace, View};
 use mm_sync::{SeqCount, mutant};
 use mm_vma::{Event, Observer};
@@ -61,8 +61,10 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
         let got = match (policy, flags.contains(GupFlags::WRITE)) {
             (FastPolicy::Page, false) => self.range::<K, PerPage, false>(va, nr, flags, out),
             (FastPolicy::Page, true) => self.range::<K, PerPage, true>(va, nr, flags, out),
-            (FastPolicy::Run, false) => self.range::<K, Batched, false>(va, nr, flags, out),
-            (FastPolicy::Run, true) => self.range::<K, Batched, true>(va, nr, flags, out),
+            (FastPolicy::Run, false) => self.range::<K, HeadThenRest, false>(va, nr, flags, out),
+            (FastPolicy::Run, true) => self.range::<K, HeadThenRest, true>(va, nr, flags, out),
+            (FastPolicy::Whole, false) => self.range::<K, Whole, false>(va, nr, flags, out),
+            (FastPolicy::Whole, true) => self.range::<K, Whole, true>(va, nr, flags, out),
         };
         if K::PINS {
             self.map.stats().foll_pin_acquired.add(got as u64);
@@ -112,7 +114,8 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
         got
     }
 
-    /// Rules GUPF-11, GUPF-16..19.
+    /// The entries of one table, page by page; large folios are left to
+    /// [`runs`](Self::runs). Rules GUPF-11, GUPF-16..19.
     #[inline(always)]
     fn ptes<K: RefKind, B: Batching, const WRITE: bool>(
         &self,
@@ -123,7 +126,6 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
         flags: GupFlags,
         out: &mut impl Sink,
     ) -> usize {
-        let kind = if WRITE { AccessKind::Write } else { AccessKind::Read };
         let first = ptes.index_of(va);
         // The caller stays in the table. Said again, so that no entry of the loop
         // needs to ask.
@@ -132,43 +134,31 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
         while index < end {
             let head = ptes.pte(index);
             self.observer.event(Event::EntriesRead, 1);
-            // An inaccessible or non-present entry permits nothing.
-            if !head.permits(kind, Level::Pte) || head.is_special() {
+            if !may_take::<S::Arch, WRITE>(head) {
                 break;
             }
             let pfn = head.pfn(Level::Pte);
-            let early = if mutant!("gup.batch.scan_first") && B::ON {
-                self.scan(ptes, index, head, self.map.folio(pfn), pfn, end - index)
-            } else {
-                0
-            };
+            let Some(page) = self.map.glance(pfn) else { break };
+            if B::RUNS && page.is_large() {
+                let reached = self.runs::<K, B, WRITE>(pmd, ptes, index, head, end, flags, out);
+                index = reached.index;
+                if reached.stopped {
+                    break;
+                }
+                continue;
+            }
             // From here on nobody can free, split or collapse the folio, or
             // share its pages, without noticing: the grab ends in a full barrier.
-            let Some(refs) = self.map.try_grab::<K>(pfn, 1) else { break };
+            let Some(refs) = page.grab::<K>(1) else { break };
             self.observer.event(Event::Grabs, 1);
-            // It may not be the page that is mapped here any more; the table may
-            // have been cut off. The PMD first (rule GUPF-12).
-            if !(mutant!("gup.no_pmd_recheck") || pmd.is_unchanged())
-                || !(mutant!("gup.no_pte_recheck") || ptes.pte(index) == head)
-            {
-                break;
-            }
             self.observer.event(Event::Atomics, if K::PINS && refs.is_large() { 2 } else { 1 });
-            let (folio, large) = (refs.folio(), refs.is_large());
+            let folio = refs.folio();
             // As plain numbers from here on: a value that must be dropped on the
             // way out of every panic would live in memory.
             let held = refs.into_run(0);
-            if B::ON && large {
-                let left = end - index;
-                let n = self.large::<K>(ptes, index, head, pfn, left, early, flags, held, out);
-                if n == 0 {
-                    break;
-                }
-                index += n;
-                continue;
-            }
-            if !head.is_writable(Level::Pte)
-                && unshared_pages::<K, S>(None, flags, folio, pfn, 1) == 0
+            if !is_unchanged(pmd, ptes, index, head)
+                || !head.is_writable(Level::Pte)
+                    && unshared_pages::<K, S>(None, flags, folio, pfn, 1) == 0
             {
                 self.map.put_run::<K>(held);
                 break;
@@ -180,67 +170,92 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
         index - first
     }
 
-    /// The run of a head that is held and verified: scanned, cut to what needs
-    /// no unsharing, grabbed in one step and pushed. Its length, or 0 (and the
-    /// head is given back) if even the head must be unshared.
+    /// The runs from `index` on, where `head` was read, for as long as they are of
+    /// large folios. Each one is grabbed, verified, scanned, cut to what needs no
+    /// unsharing, and pushed.
     ///
-    /// Out of line: once per run of a large folio, and small folios keep their
-    /// registers.
+    /// Out of line: small folios keep their registers.
     #[inline(never)]
     #[expect(clippy::too_many_arguments, reason = "split off the loop for its registers only")]
-    fn large<K: RefKind>(
+    fn runs<K: RefKind, B: Batching, const WRITE: bool>(
         &self,
+        pmd: &Slot<'_, S>,
         ptes: &View<'_, S, Pinned>,
-        index: usize,
-        head: <S::Arch as Arch>::Entry,
-        pfn: Pfn,
-        want: usize,
-        early: usize,
+        mut index: usize,
+        mut head: <S::Arch as Arch>::Entry,
+        end: usize,
         flags: GupFlags,
-        held: FolioRun,
         out: &mut impl Sink,
-    ) -> usize {
-        let mut refs: FolioRef<'_, S, K> = self.map.adopt_run(held);
-        let folio = refs.folio();
-        let mut n = if early > 0 { early } else { self.scan(ptes, index, head, folio, pfn, want) };
-        self.observer.event(Event::EntriesRead, n as u64 - 1);
-        if !head.is_writable(Level::Pte) {
-            n = unshared_pages::<K, S>(None, flags, folio, pfn, n);
-            if n == 0 {
-                return 0;
+    ) -> Reached {
+        let end = end.min(S::Arch::nr_entries(Level::Pte));
+        let mut last_was_whole = true;
+        loop {
+            let pfn = head.pfn(Level::Pte);
+            let Some(page) = self.map.glance(pfn) else { break };
+            if !page.is_large() {
+                return Reached { index, stopped: false };
             }
-        }
-        if n > 1 {
-            // At the limit of the count the head is kept.
-            if refs.grow(n as u32 - 1).is_ok() {
-                self.observer.event(Event::Grabs, 1);
-                self.observer.event(Event::Atomics, if K::PINS { 2 } else { 1 });
+            let early = if mutant!("gup.batch.scan_first") {
+                scan(ptes, index, head, page.pages_left().min(end - index))
             } else {
-                n = 1;
+                0
+            };
+            // A guess at what the run will have: the folio is not held yet.
+            let whole = B::WHOLE && last_was_whole;
+            let guess = if whole { page.pages_left().min(end - index) } else { 1 };
+            let Some(mut refs) = page.grab::<K>(guess as u32) else {
+                if guess == 1 {
+                    break;
+                }
+                // At the limit of the count there may be room for the head.
+                last_was_whole = false;
+                continue;
+            };
+            self.observer.event(Event::Grabs, 1);
+            if !is_unchanged(pmd, ptes, index, head) {
+                break;
+            }
+            self.observer.event(Event::Atomics, if K::PINS { 2 } else { 1 });
+            let folio = refs.folio();
+            let left = (folio.nr_pages() - folio.index_of(pfn)) as usize;
+            let left = left.min(end - index);
+            let mut n = if early > 0 { early } else { scan(ptes, index, head, left) };
+            self.observer.event(Event::EntriesRead, n as u64 - 1);
+            if !head.is_writable(Level::Pte) {
+                n = unshared_pages::<K, S>(None, flags, folio, pfn, n);
+                if n == 0 {
+                    break;
+                }
+            }
+            last_was_whole = n == left;
+            if n < guess {
+                let surplus = refs.split_off((guess - n) as u32);
+                self.observer.event(Event::Atomics, if K::PINS { 2 } else { 1 });
+                if mutant!("gup.whole.keep_surplus") {
+                    core::mem::forget(surplus);
+                }
+            } else if n > guess {
+                // At the limit of the count the head is kept.
+                if refs.grow((n - guess) as u32).is_ok() {
+                    self.observer.event(Event::Grabs, 1);
+                    self.observer.event(Event::Atomics, if K::PINS { 2 } else { 1 });
+                } else {
+                    n = guess;
+                }
+            }
+            folio.set_flag(FolioFlags::REFERENCED);
+            out.push(refs.into_run(folio.index_of(pfn)));
+            index += n;
+            if index >= end {
+                return Reached { index, stopped: false };
+            }
+            head = ptes.pte(index);
+            self.observer.event(Event::EntriesRead, 1);
+            if !may_take::<S::Arch, WRITE>(head) {
+                break;
             }
         }
-        folio.set_flag(FolioFlags::REFERENCED);
-        out.push(refs.into_run(folio.index_of(pfn)));
-        n
-    }
-
-    /// Length of the run at `index`, at most `want`, inside table and folio.
-    #[inline(always)]
-    fn scan(
-        &self,
-        ptes: &View<'_, S, Pinned>,
-        index: usize,
-        head: <S::Arch as Arch>::Entry,
-        folio: Folio<'_, S>,
-        pfn: Pfn,
-        want: usize,
-    ) -> usize {
-        let in_folio = (folio.nr_pages() - folio.index_of(pfn)) as usize;
-        let limit = ptes.limit(index).at_most(want).at_most(in_folio);
-        if mutant!("gup.batch.ignore_write") {
-            return ptes.run::<{ respect::NOTHING }>(index, head, limit).nr();
-        }
-        ptes.run::<{ respect::WRITE }>(index, head, limit).nr()
+        Reached { index, stopped: true }
     }
 
     /// A leaf above PTE level: all or nothing (rule GUPF-09).
@@ -281,6 +296,50 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
         out.push(run);
         want
     }
+}
+
+/// How far [`Walk::runs`] came.
+struct Reached {
+    /// The first entry that was not taken.
+    index: usize,
+    /// It cannot be: the prefix ends here.
+    stopped: bool,
+}
+
+/// Whether the entry permits the access. One that is inaccessible or not present
+/// permits nothing.
+#[inline(always)]
+fn may_take<A: Arch, const WRITE: bool>(entry: A::Entry) -> bool {
+    let kind = if WRITE { AccessKind::Write } else { AccessKind::Read };
+    entry.permits(kind, Level::Pte) && !entry.is_special()
+}
+
+/// The second look, behind the grab: it may not be the page that is mapped here
+/// any more; the table may have been cut off. The PMD first (rule GUPF-12).
+#[inline(always)]
+fn is_unchanged<S: TableSpace>(
+    pmd: &Slot<'_, S>,
+    ptes: &View<'_, S, Pinned>,
+    index: usize,
+    entry: <S::Arch as Arch>::Entry,
+) -> bool {
+    (mutant!("gup.no_pmd_recheck") || pmd.is_unchanged())
+        && (mutant!("gup.no_pte_recheck") || ptes.pte(index) == entry)
+}
+
+/// Length of the run of `head` at `index`, at most `left`, in the table.
+#[inline(always)]
+fn scan<S: TableSpace>(
+    ptes: &View<'_, S, Pinned>,
+    index: usize,
+    head: <S::Arch as Arch>::Entry,
+    left: usize,
+) -> usize {
+    let limit = ptes.limit(index).at_most(left);
+    if mutant!("gup.batch.ignore_write") {
+        return ptes.run::<{ respect::NOTHING }>(index, head, limit).nr();
+    }
+    ptes.run::<{ respect::WRITE }>(index, head, limit).nr()
 }
 
 fn leaf_index<S: TableSpace>(slot: &Slot<'_, S>, va: VirtAddr) -> usize {

@@ -28,7 +28,7 @@ impl<P: Platform, H, O> core::fmt::Debug for Gup<'_, P, H, O> {
 impl<'a, P: Platform, H: FaultHandler<P>> Gup<'a, P, H, ()> {
     /// GUP on `mm`, with faults resolved by `handler`, everything in runs.
     pub fn new(mm: &'a Mm<P>, handler: &'a H) -> Self {
-        Gup { mm, handler, observer: &(), policy: GupPolicy::BATCHED }
+        Gup { mm, handler, observer: &(), policy: GupPolicy::default() }
     }
 }
 

@@ -6,8 +6,12 @@ pub enum FastPolicy {
     /// One grab per page (mainline).
     Page,
     /// One grab for the head, one for the rest of the run (patch series 002).
-    #[default]
     Run,
+    /// One grab for all pages that the run can have; what it has not is given
+    /// back. After a run that fell short the next one is taken as by `Run`, so that
+    /// folios mapped in pieces do not pay twice.
+    #[default]
+    Whole,
 }
 
 /// How much the slow path does under one page-table lock.
@@ -34,19 +38,29 @@ pub struct GupPolicy {
 impl GupPolicy {
     /// Nothing in runs.
     pub const PER_PAGE: GupPolicy = GupPolicy { fast: FastPolicy::Page, slow: SlowPolicy::Page };
-    /// Everything in runs.
+    /// In runs, as the patch series do.
     pub const BATCHED: GupPolicy = GupPolicy { fast: FastPolicy::Run, slow: SlowPolicy::Table };
+    /// The fastest.
+    pub const BEST: GupPolicy = GupPolicy { fast: FastPolicy::Whole, slow: SlowPolicy::Table };
 }
 
-/// Whether the fast path batches, as a type: matched once per call.
+/// How the fast path batches, as a type: matched once per call.
 pub(crate) trait Batching {
-    const ON: bool;
+    /// Whether it does.
+    const RUNS: bool;
+    /// Whether a run is grabbed before it is scanned.
+    const WHOLE: bool = false;
 }
 pub(crate) enum PerPage {}
-pub(crate) enum Batched {}
+pub(crate) enum HeadThenRest {}
+pub(crate) enum Whole {}
 impl Batching for PerPage {
-    const ON: bool = false;
+    const RUNS: bool = false;
 }
-impl Batching for Batched {
-    const ON: bool = true;
+impl Batching for HeadThenRest {
+    const RUNS: bool = true;
+}
+impl Batching for Whole {
+    const RUNS: bool = true;
+    const WHOLE: bool = true;
 }

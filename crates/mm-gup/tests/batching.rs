@@ -166,7 +166,9 @@ fn oracle<A: Arch, K: RefKind>(plan: &Plan, request: Request) -> usize {
 fn agree<A: Arch, K: RefKind>(plan: &Plan, request: Request) {
     let page = effect::<A, K>(plan, How::FastPage, request, false);
     assert_eq!(page.taken.pages.len(), oracle::<A, K>(plan, request), "prefix of the rules");
-    assert_eq!(effect::<A, K>(plan, How::FastRun, request, false), page, "fast");
+    for how in [How::FastRun, How::FastWhole] {
+        assert_eq!(effect::<A, K>(plan, how, request, false), page, "{how:?}");
+    }
     for faults in [false, true] {
         let page = effect::<A, K>(plan, How::SlowPage, request, faults);
         assert_eq!(effect::<A, K>(plan, How::SlowRun, request, faults), page, "slow, one run");
@@ -234,6 +236,7 @@ fn the_cost_of_64k_folios_is_exact() {
         let events = [Grabs, Atomics, EntriesRead, Locks, Walks];
         assert_eq!(of(How::FastPage, events), [256, 256, 256, 0, tables]);
         assert_eq!(of(How::FastRun, events), [16 * 2, 16 * 2, 256, 0, tables]);
+        assert_eq!(of(How::FastWhole, events), [16, 16, 256, 0, tables]);
         assert_eq!(of(How::SlowPage, events), [256, 256, 256, 256, 256]);
         assert_eq!(of(How::SlowRun, events), [16, 16, 256, 16, 16]);
         assert_eq!(of(How::SlowTable, events), [16, 16, 256, tables, tables]);

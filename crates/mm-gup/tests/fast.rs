@@ -6,13 +6,15 @@ mod common;
 use common::*;
 use mm_arch::{Arch, Entry, Level, NonPresent, SwapBits, VirtAddr};
 use mm_folio::{FolioFlags, Get, Pin, RefKind};
-use mm_gup::{FaultError, Gup, GupErrorKind, GupFault, GupFlags, Runs, Sink, put_runs, unpin_runs};
+use mm_gup::{
+    FastPolicy, FaultError, Gup, GupErrorKind, GupFault, GupFlags, Runs, Sink, put_runs, unpin_runs,
+};
 use mm_map::{Advice, MapPolicy, madvise};
 use mm_vma::{Event, Platform};
 
 /// Takes `nr` pages from page 0 on with each policy; page numbers, then all is
 /// given back.
-fn prefixes<A: Arch, K: RefKind>(s: &Space<A>, nr: usize, flags: GupFlags) -> [usize; 2] {
+fn prefixes<A: Arch, K: RefKind>(s: &Space<A>, nr: usize, flags: GupFlags) -> [usize; 3] {
     How::FAST.map(|how| {
         let taken = s.call::<K>(how, 0, nr, flags);
         for (k, pfn) in taken.pages.iter().enumerate() {
@@ -46,9 +48,9 @@ on_all! {
                     let folios: Vec<_> = (0..8 >> order).map(|k| s.map(k << order, order).head()).collect();
                     stop(&s, 5);
                     let stops = if K::PINS { pin_read } else { read };
-                    assert_eq!(prefixes::<A, K>(&s, 8, WRITE), [5, 5], "{name}");
+                    assert_eq!(prefixes::<A, K>(&s, 8, WRITE), [5; 3], "{name}");
                     let n = if stops { 5 } else { 8 };
-                    assert_eq!(prefixes::<A, K>(&s, 8, READ), [n, n], "{name}");
+                    assert_eq!(prefixes::<A, K>(&s, 8, READ), [n; 3], "{name}");
                     // At the very first page.
                     for how in How::FAST {
                         let taken = s.call::<K>(how, 5, 1, WRITE);
@@ -81,7 +83,7 @@ on_all! {
         let beyond = A::USER_END.next_power_of_two();
         let last = A::USER_END - (1 << A::PAGE_SHIFT);
         for (at, nr) in [(beyond, 1), (last, 2), (u64::MAX, 2), (0, 0)] {
-            for policy in [mm_gup::FastPolicy::Page, mm_gup::FastPolicy::Run] {
+            for policy in [FastPolicy::Page, FastPolicy::Run, FastPolicy::Whole] {
                 let mut out = Runs::new();
                 assert_eq!(walk.take::<Get>(policy, VirtAddr::new(at), nr, READ, &mut out), 0);
             }
@@ -95,13 +97,13 @@ on_all! {
         s.map(0, 0);
         let frozen = s.map(1, 0);
         assert!(frozen.freeze(1));
-        assert_eq!(prefixes::<A, Get>(&s, 2, WRITE), [1, 1]);
-        assert_eq!(prefixes::<A, Pin>(&s, 2, WRITE), [1, 1]);
+        assert_eq!(prefixes::<A, Get>(&s, 2, WRITE), [1; 3]);
+        assert_eq!(prefixes::<A, Pin>(&s, 2, WRITE), [1; 3]);
         assert_eq!(frozen.refcount(), 0, "a frozen folio came to life");
         frozen.unfreeze(1);
         let full = frozen.grab::<Get>(i32::MAX as u32 - 1).expect("fits");
-        assert_eq!(prefixes::<A, Get>(&s, 2, WRITE), [1, 1]);
-        assert_eq!(prefixes::<A, Pin>(&s, 2, WRITE), [1, 1]);
+        assert_eq!(prefixes::<A, Get>(&s, 2, WRITE), [1; 3]);
+        assert_eq!(prefixes::<A, Pin>(&s, 2, WRITE), [1; 3]);
         assert_eq!(frozen.refcount(), i32::MAX);
         drop(full);
         s.finish();
@@ -134,6 +136,7 @@ on_all! {
 
     /// Rules: GUPF-16, GUPF-20.
     fn the_run_is_scanned_behind_the_grab<A>() {
+        for how in [How::FastRun, How::FastWhole] {
         let s = Space::<A>::new(RW);
         let folio = s.map(0, 3);
         let cut = || {
@@ -145,14 +148,15 @@ on_all! {
         };
         let before = s.pte(5);
         let at = At::new(Event::Grabs, 1, cut);
-        let gup = Gup::new(&s.mm, &()).observed_by(&at);
+        let gup = Gup::new(&s.mm, &()).with_policy(how.policy()).observed_by(&at);
         // The head's entry must read as before in formats with blocks, too.
-        let taken = s.call_with::<Pin, _, _>(&gup, How::FastRun, 0, 8, WRITE);
-        assert_eq!(taken.result, Ok(5));
+        let taken = s.call_with::<Pin, _, _>(&gup, how, 0, 8, WRITE);
+        assert_eq!(taken.result, Ok(5), "{how:?}");
         assert_eq!(s.held(folio), (5, 5));
         s.give_back::<Pin>(&taken);
         s.set(5, before);
         s.finish();
+        }
     }
 
     /// Rules: GUPF-16, GUPF-17, GUPF-21, GUPS-25. Patterns of marks: 1110 1111 → 3.
@@ -167,9 +171,9 @@ on_all! {
                 }
             }
             let n = (pattern.trailing_ones() as usize).min(8);
-            assert_eq!(prefixes::<A, Pin>(&s, 8, READ), [n, n], "{pattern:b}");
+            assert_eq!(prefixes::<A, Pin>(&s, 8, READ), [n; 3], "{pattern:b}");
             // References do not ask.
-            assert_eq!(prefixes::<A, Get>(&s, 8, READ), [8, 8]);
+            assert_eq!(prefixes::<A, Get>(&s, 8, READ), [8; 3]);
             assert_eq!(s.held(folio), (0, 0));
             s.finish();
         }
@@ -193,13 +197,39 @@ on_all! {
         s.finish();
     }
 
+    /// What a run fell short of is given back, and the next head is taken alone: a
+    /// folio mapped in pieces costs as many atomics as head by head.
+    ///
+    /// Rules: GUPF-18, GUPF-19.
+    fn what_a_run_has_not_is_given_back<A>() {
+        let s = Space::<A>::new(RW);
+        let folio = s.map(0, 4);
+        let other = s.map(16, 2);
+        for page in [3, 7] {
+            s.edit(page, E::<A>::wrprotect);
+        }
+        let counts = Counts::default();
+        let gup = Gup::new(&s.mm, &()).with_policy(How::FastWhole.policy()).observed_by(&counts);
+        let taken = s.call_with::<Get, _, _>(&gup, How::FastWhole, 0, 20, READ);
+        assert_eq!(taken.result, Ok(20));
+        assert_eq!((s.held(folio), s.held(other)), ((16, 0), (4, 0)));
+        // Pages 0 to 2: the folio, and 13 back. 3 and 7: one each. 4 to 6 and 8 to 15:
+        // head and rest. After a run to the end the next folio is taken whole again.
+        let cost = (counts.of(Event::Grabs), counts.of(Event::Atomics));
+        if A::CONT == 1 && per_table::<A>() > 20 {
+            assert_eq!(cost, (1 + 1 + 2 + 1 + 2 + 1, 2 + 1 + 2 + 1 + 2 + 1));
+        }
+        s.give_back::<Get>(&taken);
+        s.finish();
+    }
+
     /// Rules: GUPF-15.
     fn a_pin_for_writing_trusts_the_entry<A>() {
         let s = Space::<A>::new(RW);
         let folio = s.map(0, 2);
         // Never so in earnest: a writable page is exclusive.
         s.m.memmap().clear_exclusive(folio.head(), 4);
-        assert_eq!(prefixes::<A, Pin>(&s, 4, WRITE), [4, 4]);
+        assert_eq!(prefixes::<A, Pin>(&s, 4, WRITE), [4; 3]);
         s.finish();
     }
 
@@ -504,14 +534,16 @@ on_all! {
         let s = Space::<A>::new(RW);
         let n = per_table::<A>();
         let folio = s.map(n - 6, 4);
-        let counts = Counts::default();
-        let gup = Gup::new(&s.mm, &()).observed_by(&counts);
-        let mut out = Runs::new();
-        assert_eq!(gup.pin_fast_only(va::<A>(n - 6), 16, WRITE, &mut out), Ok(16));
-        let runs = out.take();
-        assert_eq!(runs, [mm_folio::FolioRun::new(folio.head(), 0, 16)]);
-        assert_eq!((counts.of(Event::Walks), counts.of(Event::Grabs)), (2, 4));
-        unpin_runs(s.m.memmap(), runs);
+        for (how, grabs) in [(How::FastRun, 4), (How::FastWhole, 2)] {
+            let counts = Counts::default();
+            let gup = Gup::new(&s.mm, &()).with_policy(how.policy()).observed_by(&counts);
+            let mut out = Runs::new();
+            assert_eq!(gup.pin_fast_only(va::<A>(n - 6), 16, WRITE, &mut out), Ok(16));
+            let runs = out.take();
+            assert_eq!(runs, [mm_folio::FolioRun::new(folio.head(), 0, 16)]);
+            assert_eq!((counts.of(Event::Walks), counts.of(Event::Grabs)), (2, grabs));
+            unpin_runs(s.m.memmap(), runs);
+        }
         s.finish();
     }
 
@@ -522,7 +554,7 @@ on_all! {
         let half = mm_arch::VirtRange::units(va::<A>(8), 8, A::PAGE_SHIFT).expect("range");
         madvise(&MapPolicy::default(), &mut s.mm.write(), half, Advice::DontFork).expect("mapped");
         assert_eq!(s.mm.read().len(), 3);
-        for (how, grabs, walks) in [(How::FastRun, 2, 1), (How::SlowTable, 2, 2)] {
+        for (how, grabs, walks) in [(How::FastRun, 2, 1), (How::FastWhole, 1, 1), (How::SlowTable, 2, 2)] {
             let counts = Counts::default();
             let gup = Gup::new(&s.mm, &()).with_policy(how.policy()).observed_by(&counts);
             let taken = s.call_with::<Pin, _, _>(&gup, how, 0, 16, WRITE);
@@ -539,7 +571,7 @@ on_all! {
         for k in 0..16 {
             s.map(k, 0);
         }
-        let [page, run] = How::FAST.map(|how| {
+        let [page, run, whole] = How::FAST.map(|how| {
             let counts = Counts::default();
             let gup = Gup::new(&s.mm, &()).with_policy(how.policy()).observed_by(&counts);
             let taken = s.call_with::<Pin, _, _>(&gup, how, 0, 16, WRITE);
@@ -547,7 +579,7 @@ on_all! {
             [Event::Grabs, Event::EntriesRead, Event::Atomics, Event::Walks].map(|e| counts.of(e))
         });
         assert_eq!(page, [16, 16, 16, 1]);
-        assert_eq!(page, run);
+        assert_eq!([run, whole], [page; 2]);
         s.finish();
     }
 

@@ -55,7 +55,7 @@ use std::sync::Arc;
 const FIRST: Pfn = Pfn::new(0x10_0000);
 const WRITE: GupFlags = GupFlags::WRITE;
 const READ: GupFlags = GupFlags::empty();
-use FastPolicy::{Page, Run};
+use FastPolicy::{Page, Run, Whole};
 
 /// Sites whose protocol is the walker's; others are mm-folio's and mm-arch's to model.
 const OURS: [&str; 5] = ["gup.", "quiescence.", "scan.", "seq.", "share."];
@@ -297,6 +297,8 @@ fn a_run_is_not_somebody_elses() {
     race("get vs zap, 2 by page", || zap_and_realloc::<W, Get>(1, Page), &["gup.no_pte_recheck"]);
     race("pin vs zap, run of 2", || zap_and_realloc::<W, Pin>(1, Run), &["gup.no_pte_recheck"]);
     holds("get vs zap, run of 4", || zap_and_realloc::<W, Get>(2, Run));
+    race("get vs zap, whole", || zap_and_realloc::<W, Get>(1, Whole), mutants);
+    race("pin vs zap, whole", || zap_and_realloc::<W, Pin>(1, Whole), &["gup.no_pte_recheck"]);
 }
 
 /// The same on entries of two words.
@@ -344,6 +346,11 @@ fn a_pinned_run_is_not_shared() {
     race("pin W vs share, tail of a run", || pin_and_share::<W>(2, true, 1, Run), mutants);
     let mutants = &["gup.excl.head_only", "share.wmb+word.store", "scan.rmb+word.read"];
     race("pin R vs share, tail of a run", || pin_and_share::<W>(2, false, 1, Run), mutants);
+    // Taken whole, the pins of pages that turn out to be shared go back.
+    let mutants = &["gup.pin.mb", "share.mb", "gup.batch.scan_first", "gup.whole.keep_surplus"];
+    race("pin W vs share, tail, whole", || pin_and_share::<W>(2, true, 1, Whole), mutants);
+    let mutants = &["gup.excl.head_only", "scan.rmb+word.read", "gup.whole.keep_surplus"];
+    race("pin R vs share, tail, whole", || pin_and_share::<W>(2, false, 1, Whole), mutants);
     holds("pin W vs share, second page", || pin_and_share::<W>(2, true, 1, Page));
     holds("pin R vs share, second page", || pin_and_share::<W>(2, false, 1, Page));
 }
@@ -384,6 +391,7 @@ fn a_pinned_page_is_not_forked() {
     race("pin vs fork", || pin_and_fork::<W>(0, Page), mutants);
     let mutants = &["seq.write.mb", "gup.seq.no_check", "gup.pin.mb"];
     race("pin vs fork, run of 4", || pin_and_fork::<W>(2, Run), mutants);
+    race("pin vs fork, whole", || pin_and_fork::<W>(2, Whole), mutants);
     race("pin vs fork, 4 by page", || pin_and_fork::<W>(2, Page), &["gup.seq.no_check"]);
     holds("pin vs fork, pair", || pin_and_fork::<ModelPair<4>>(0, Page));
 }
@@ -491,7 +499,9 @@ fn get_and_collapse(order: u32, policy: FastPolicy) {
 fn a_referenced_page_is_not_collapsed() {
     let mutants = &["gup.get.mb", "collapse.mb", "gup.no_pmd_recheck"];
     race("get vs collapse", || get_and_collapse(0, Page), mutants);
-    race("get vs collapse, run of 4", || get_and_collapse(2, Run), &["gup.no_pmd_recheck"]);
+    for (name, policy) in [("get vs collapse, run of 4", Run), ("get vs collapse, whole", Whole)] {
+        race(name, move || get_and_collapse(2, policy), &["gup.no_pmd_recheck"]);
+    }
 }
 
 /// Every named site of this path is caught by a model, but for those that the
@@ -501,10 +511,11 @@ fn a_referenced_page_is_not_collapsed() {
 #[test]
 fn every_site_is_needed() {
     type W = ModelWord<4>;
-    let models: [(&str, fn()); 6] = [
+    let models: [(&str, fn()); 7] = [
         ("get vs zap", || zap_and_realloc::<W, Get>(0, Page)),
         ("pin W vs share", || pin_and_share::<W>(2, true, 1, Run)),
         ("pin R vs share", || pin_and_share::<W>(2, false, 1, Run)),
+        ("pin R vs share, whole", || pin_and_share::<W>(2, false, 1, Whole)),
         ("pin vs fork", || pin_and_fork::<W>(0, Page)),
         ("get vs table free", || get_and_free_table::<W>(Page)),
         ("get vs collapse", || get_and_collapse(0, Page)),

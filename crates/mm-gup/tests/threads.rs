@@ -165,7 +165,8 @@ impl<A: Arch> World<A> {
     /// Takes pages and gives them back.
     fn take(&self, r: &mut Random) {
         let handler = Faults(Self::faults(r));
-        let policy = if r.below(2) == 0 { GupPolicy::BATCHED } else { GupPolicy::PER_PAGE };
+        let policies = [GupPolicy::PER_PAGE, GupPolicy::BATCHED, GupPolicy::BEST];
+        let policy = policies[r.below(3) as usize];
         let gup = Gup::new(&self.mm, &handler).with_policy(policy);
         let range = Self::some_range(r);
         let (va, nr) = (range.start(), range.nr(A::PAGE_SHIFT) as usize);

@@ -1,7 +1,7 @@
 //! Runs of entries, and what bounds them.
 
 use core::marker::PhantomData;
-use core::num::NonZeroU32;
+use core::num::{NonZeroU32, NonZeroUsize};
 
 /// The most entries a run may have: the minimum of table end, caller end, VMA
 /// end and folio end.
@@ -10,16 +10,16 @@ use core::num::NonZeroU32;
 /// further bound can only lower it (known fault: a bound taken from the folio
 /// alone reads past the table).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BatchLimit(NonZeroU32);
+pub struct BatchLimit(NonZeroUsize);
 
 impl BatchLimit {
+    #[inline(always)]
     pub(crate) fn new(n: usize) -> Self {
-        let n = u32::try_from(n).unwrap_or(u32::MAX);
-        BatchLimit(NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN))
+        BatchLimit(NonZeroUsize::new(n).unwrap_or(NonZeroUsize::MIN))
     }
     /// Lowers the limit to `n` entries. A run has at least one entry, so a
     /// bound of zero counts as one: the caller already holds the head.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn at_most(self, n: usize) -> Self {
         Self::new(n.min(self.get()))
@@ -27,7 +27,7 @@ impl BatchLimit {
     /// The number of entries.
     #[inline]
     pub const fn get(self) -> usize {
-        self.0.get() as usize
+        self.0.get()
     }
 }
 

@@ -50,7 +50,7 @@ impl Preset {
             Preset::Baseline => (Batching::PerPage, GupPolicy::PER_PAGE, ReusePolicy::Page),
             Preset::Linux618 => (Batching::Batched, GupPolicy::PER_PAGE, ReusePolicy::Page),
             Preset::Series => (Batching::Batched, GupPolicy::BATCHED, ReusePolicy::Table),
-            Preset::Best => (Batching::Batched, GupPolicy::BATCHED, ReusePolicy::Adaptive),
+            Preset::Best => (Batching::Batched, GupPolicy::BEST, ReusePolicy::Adaptive),
         };
         Policy {
             map: MapPolicy { batching },

@@ -1,6 +1,6 @@
 //! Tables in memory: the same operations for every x86 mode.
 
-use crate::bits::{ACCESSED, DIRTY, WRITE};
+use crate::bits::{ACCESSED, DIRTY, FRAME_STEP, WRITE};
 use crate::layout::Layout;
 use crate::prot::X86Prot;
 use crate::saved_dirty;
@@ -167,7 +167,12 @@ impl<M: Mode> Arch for Paging<M> {
             Self::scan_normalised::<R, MODE>(cells, head)
         } else {
             let ignore = ignored::<M::Layout>(MODE, head.bits());
-            M::Cell::scan::<R>(cells, head.bits(), step(head.bits()), ignore)
+            // Two loops, each with a step that the compiler knows.
+            if step(head.bits()) == FRAME_STEP {
+                M::Cell::scan::<R>(cells, head.bits(), FRAME_STEP, ignore)
+            } else {
+                M::Cell::scan::<R>(cells, head.bits(), FRAME_STEP.wrapping_neg(), ignore)
+            }
         };
         let mut batch = Batch { nr, any_writable: false, any_young: false, any_dirty: false };
         if MODE & (respect::MERGE_WRITE | respect::MERGE_YOUNG_DIRTY) != 0 {

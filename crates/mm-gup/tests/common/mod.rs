@@ -291,13 +291,14 @@ pub struct Taken {
 pub enum How {
     FastPage,
     FastRun,
+    FastWhole,
     SlowPage,
     SlowRun,
     SlowTable,
 }
 
 impl How {
-    pub const FAST: [How; 2] = [How::FastPage, How::FastRun];
+    pub const FAST: [How; 3] = [How::FastPage, How::FastRun, How::FastWhole];
     pub const SLOW: [How; 3] = [How::SlowPage, How::SlowRun, How::SlowTable];
 
     pub fn policy(self) -> GupPolicy {
@@ -306,6 +307,7 @@ impl How {
         match self {
             How::FastPage | How::SlowPage => {}
             How::FastRun => p.fast = FastPolicy::Run,
+            How::FastWhole => p.fast = FastPolicy::Whole,
             How::SlowRun => p.slow = SlowPolicy::Run,
             How::SlowTable => p.slow = SlowPolicy::Table,
         }
