@@ -20,6 +20,9 @@
 //!      ─ large: scan the run ─ read-only: exclusive prefix ─ grab the rest in one step ─ fill
 //! ```
 //!
+//! [`FastPolicy::Whole`] grabs the whole run at the head and gives back what the
+//! scan does not find.
+//!
 //! The scan comes *after* the head's grab. For a large folio pins are counted
 //! per folio: whoever unmaps page *k* and then asks "is this folio pinned?"
 //! either cleared its entry before the scan, which then stops, or sees the pin.
