@@ -133,6 +133,12 @@ pub trait Arch: Copy + core::fmt::Debug + Send + Sync + 'static {
     /// Replaces one entry whose hardware updates cannot be lost: an empty or
     /// non-present one, or one just taken.
     fn set<T: Tlb + ?Sized>(table: &Self::Table, at: At, e: Self::Entry, tlb: &SpaceTlb<'_, T>);
+    /// Folds the block whose last entry is at `at`, where the format has blocks and its
+    /// entries allow it; whether it did. The caller knows that the pages of the block
+    /// belong to one folio (rules CONT-03, CONT-04).
+    fn fold<T: Tlb + ?Sized>(_: &Self::Table, _at: At, _: &SpaceTlb<'_, T>) -> bool {
+        false
+    }
     /// Empties `n` entries in ascending order and hands each old value, with
     /// everything hardware added to it, to `each` (rules ACC-05, ACC-07).
     /// Relaxed: see the crate's ordering section.

@@ -475,3 +475,116 @@ fn scan_plain<E: ContEntry, const MODE: u8>(
     }
     batch
 }
+
+/// Changes an upper-level leaf in place, atomically; whether it changed.
+pub fn change_upper<E: Entry>(cell: &AtomicU64, f: impl Fn(E) -> E) -> bool {
+    word::update(cell, |raw| Some(f(E::from_raw(raw)).raw()).filter(|new| *new != raw)).is_ok()
+}
+
+/// The table operations of [`Arch`](crate::Arch), for a format with blocks: `$blocks` says
+/// which, `$words` are the words of `$table`.
+///
+/// Leaves the geometry and `new_table` to the format.
+#[macro_export]
+macro_rules! block_operations {
+    ($blocks:expr, |$table:ident| $words:expr) => {
+        #[inline(always)]
+        fn read<R: $crate::Right>($table: &Self::Table, index: usize) -> Self::Entry {
+            $crate::cont::read::<Self::Entry, R>($words, index, $blocks)
+        }
+        #[inline(always)]
+        fn read_upper<R: $crate::Right>($table: &Self::Table, index: usize) -> Self::Entry {
+            $crate::Entry::from_raw($crate::word::load::<R>(&$words[index]))
+        }
+        #[inline(always)]
+        fn scan<R: $crate::Right, const MODE: u8>(
+            $table: &Self::Table,
+            index: usize,
+            head: Self::Entry,
+            max: usize,
+        ) -> $crate::Batch {
+            $crate::cont::scan::<Self::Entry, R, MODE>($words, index, head, max, $blocks)
+        }
+        #[inline]
+        fn fill($table: &Self::Table, index: usize, n: usize, e: Self::Entry) {
+            $crate::cont::fill::<Self::Entry>($words, index, n, e, $blocks);
+        }
+        #[inline]
+        fn set<T: $crate::Tlb + ?Sized>(
+            $table: &Self::Table,
+            at: $crate::At,
+            e: Self::Entry,
+            tlb: &$crate::SpaceTlb<'_, T>,
+        ) {
+            $crate::cont::set::<Self::Entry, T>($words, at, e, $blocks, tlb);
+        }
+        #[inline]
+        fn fold<T: $crate::Tlb + ?Sized>(
+            $table: &Self::Table,
+            at: $crate::At,
+            tlb: &$crate::SpaceTlb<'_, T>,
+        ) -> bool {
+            $crate::cont::fold::<Self::Entry, T>($words, at, $blocks, tlb)
+        }
+        #[inline]
+        fn take<L: $crate::Liveness, T: $crate::Tlb + ?Sized>(
+            $table: &Self::Table,
+            at: $crate::At,
+            n: usize,
+            tlb: &$crate::SpaceTlb<'_, T>,
+            each: impl FnMut(usize, Self::Entry),
+        ) {
+            $crate::cont::take::<Self::Entry, L, T>($words, at, n, $blocks, tlb, each);
+        }
+        #[inline]
+        fn wrprotect<T: $crate::Tlb + ?Sized>(
+            $table: &Self::Table,
+            at: $crate::At,
+            n: usize,
+            tlb: &$crate::SpaceTlb<'_, T>,
+        ) {
+            $crate::cont::wrprotect::<Self::Entry, T>($words, at, n, $blocks, tlb);
+        }
+        #[inline]
+        fn clear_young<T: $crate::Tlb + ?Sized>(
+            $table: &Self::Table,
+            at: $crate::At,
+            n: usize,
+            _: &$crate::SpaceTlb<'_, T>,
+        ) -> bool {
+            $crate::cont::clear_young::<Self::Entry>($words, at.index, n, $blocks)
+        }
+        #[inline]
+        fn set_access_flags<T: $crate::Tlb + ?Sized>(
+            $table: &Self::Table,
+            at: $crate::At,
+            e: Self::Entry,
+            tlb: &$crate::SpaceTlb<'_, T>,
+        ) -> bool {
+            $crate::cont::set_access_flags::<Self::Entry, T>($words, at, e, $blocks, tlb)
+        }
+        #[inline]
+        fn swap_upper($table: &Self::Table, index: usize, e: Self::Entry) -> Self::Entry {
+            let raw = $crate::Entry::raw(e);
+            $crate::Entry::from_raw($crate::cell::Cell::replace(&$words[index], raw))
+        }
+        #[inline]
+        fn wrprotect_upper($table: &Self::Table, index: usize) {
+            $crate::cont::change_upper::<Self::Entry>(&$words[index], $crate::Entry::wrprotect);
+        }
+        #[inline]
+        fn set_access_flags_upper($table: &Self::Table, index: usize, e: Self::Entry) -> bool {
+            $crate::cont::change_upper::<Self::Entry>(&$words[index], |old| {
+                $crate::cont::ContEntry::widened(old, e)
+            })
+        }
+        fn mmu_mark(
+            $table: &Self::Table,
+            index: usize,
+            kind: $crate::AccessKind,
+            level: $crate::Level,
+        ) -> bool {
+            $crate::cont::mmu_mark::<Self::Entry>($words, index, kind, level, $blocks)
+        }
+    };
+}

@@ -76,6 +76,7 @@ mod nonpresent;
 pub mod pair;
 pub mod respect;
 mod right;
+pub mod table;
 mod tlb;
 pub mod word;
 

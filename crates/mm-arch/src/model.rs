@@ -7,7 +7,7 @@
 //! every format, these and those of hardware, must do.
 
 use crate::cell::Cell;
-use crate::cont::{self, Blocks, ContEntry};
+use crate::cont::{Blocks, ContEntry};
 use crate::pair::Pair;
 use crate::{
     AccessKind, Arch, At, Batch, EncodeError, Entry, FlushScope, Held, Level, Liveness, Pfn,
@@ -473,54 +473,11 @@ impl<const N: usize, const C: usize> ModelCont<N, C> {
 impl<const N: usize, const C: usize> Arch for ModelCont<N, C> {
     type Table = [AtomicU64; N];
     model_geometry!("model-cont", C);
-    upper!();
 
-    #[inline]
-    fn read<R: Right>(t: &Self::Table, i: usize) -> ModelEntry {
-        cont::read::<ModelEntry, R>(t, i, Self::BLOCKS)
+    fn new_table() -> Self::Table {
+        core::array::from_fn(|_| Cell::empty())
     }
-    fn scan<R: Right, const MODE: u8>(
-        t: &Self::Table,
-        i: usize,
-        head: ModelEntry,
-        max: usize,
-    ) -> Batch {
-        cont::scan::<ModelEntry, R, MODE>(t, i, head, max, Self::BLOCKS)
-    }
-    fn fill(t: &Self::Table, i: usize, n: usize, e: ModelEntry) {
-        cont::fill(t, i, n, e, Self::BLOCKS);
-    }
-    fn set<T: Tlb + ?Sized>(t: &Self::Table, at: At, e: ModelEntry, tlb: &SpaceTlb<'_, T>) {
-        cont::set(t, at, e, Self::BLOCKS, tlb);
-    }
-    fn take<L: Liveness, T: Tlb + ?Sized>(
-        t: &Self::Table,
-        at: At,
-        n: usize,
-        tlb: &SpaceTlb<'_, T>,
-        each: impl FnMut(usize, ModelEntry),
-    ) {
-        cont::take::<ModelEntry, L, T>(t, at, n, Self::BLOCKS, tlb, each);
-    }
-    fn wrprotect<T: Tlb + ?Sized>(t: &Self::Table, at: At, n: usize, tlb: &SpaceTlb<'_, T>) {
-        cont::wrprotect::<ModelEntry, T>(t, at, n, Self::BLOCKS, tlb);
-    }
-    fn clear_young<T: Tlb + ?Sized>(
-        t: &Self::Table,
-        at: At,
-        n: usize,
-        _: &SpaceTlb<'_, T>,
-    ) -> bool {
-        cont::clear_young::<ModelEntry>(t, at.index, n, Self::BLOCKS)
-    }
-    fn set_access_flags<T: Tlb + ?Sized>(
-        t: &Self::Table,
-        at: At,
-        e: ModelEntry,
-        tlb: &SpaceTlb<'_, T>,
-    ) -> bool {
-        cont::set_access_flags(t, at, e, Self::BLOCKS, tlb)
-    }
+    crate::block_operations!(Self::BLOCKS, |table| table);
 }
 
 /// A machine without translation caches, for tests and models.

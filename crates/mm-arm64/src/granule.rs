@@ -4,7 +4,8 @@
 use core::fmt::Debug;
 use core::hash::Hash;
 use mm_arch::Level;
-use mm_sync::atomic::{AtomicU64, Ordering};
+use mm_arch::table::{Frame4K, Frame16K, Frame64K, Table, Words};
+use mm_sync::atomic::AtomicU64;
 
 /// How the output address stands in an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,7 +74,7 @@ pub trait Granule: Copy + Eq + Hash + Debug + Send + Sync + 'static {
     /// The highest level that can map memory.
     const HIGHEST_LEAF: Level;
     /// A table.
-    type Table: Cells;
+    type Table: Words;
 
     /// Log2 of what an entry of `level` maps.
     #[inline(always)]
@@ -89,51 +90,12 @@ pub trait Granule: Copy + Eq + Hash + Debug + Send + Sync + 'static {
     }
 }
 
-/// A table: one frame of entries, laid out as the hardware reads it. A frame of zeros
-/// is an empty table.
-pub trait Cells: Debug + Send + Sync + 'static {
-    /// An empty table.
-    fn empty() -> Self;
-    /// The entries.
-    fn cells(&self) -> &[AtomicU64];
-}
-
-macro_rules! table {
-    ($(#[$doc:meta])* $name:ident, $entries:literal, $bytes:literal) => {
-        $(#[$doc])*
-        #[repr(C, align($bytes))]
-        pub struct $name([AtomicU64; $entries]);
-
-        // A checker's atomics are larger than a word; tables of it are no frames.
-        const _: () = assert!(size_of::<AtomicU64>() != 8 || size_of::<$name>() == $bytes);
-
-        impl Cells for $name {
-            fn empty() -> Self {
-                $name(core::array::from_fn(|_| AtomicU64::new(0)))
-            }
-            #[inline(always)]
-            fn cells(&self) -> &[AtomicU64] {
-                &self.0
-            }
-        }
-        impl Debug for $name {
-            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                let used = |c: &&AtomicU64| c.load(Ordering::Relaxed) != 0;
-                let used = self.0.iter().filter(used).count();
-                write!(f, "{}({used} of {} entries used)", stringify!($name), $entries)
-            }
-        }
-    };
-}
-table!(
-    /// A table of 4 KiB.
-    Table4K, 512, 4096);
-table!(
-    /// A table of 16 KiB.
-    Table16K, 2048, 16384);
-table!(
-    /// A table of 64 KiB.
-    Table64K, 8192, 65536);
+/// A table of 4 KiB.
+pub type Table4K = Table<AtomicU64, 512, Frame4K>;
+/// A table of 16 KiB.
+pub type Table16K = Table<AtomicU64, 2048, Frame16K>;
+/// A table of 64 KiB.
+pub type Table64K = Table<AtomicU64, 8192, Frame64K>;
 
 /// Pages of 4 KiB, blocks of 64 KiB, four levels.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

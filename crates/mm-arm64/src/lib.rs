@@ -67,6 +67,7 @@ pub mod bits;
 mod contpte;
 mod dirty;
 mod entry;
+mod explain;
 mod format;
 mod granule;
 mod nonpresent;
@@ -75,7 +76,6 @@ mod prot;
 pub use entry::Arm64Entry;
 pub use format::Arm64;
 pub use granule::{
-    Cells, Granule, Granule4K, Granule4KLpa2, Granule16K, Granule64K, Output, Table4K, Table16K,
-    Table64K,
+    Granule, Granule4K, Granule4KLpa2, Granule16K, Granule64K, Output, Table4K, Table16K, Table64K,
 };
 pub use prot::Arm64Prot;

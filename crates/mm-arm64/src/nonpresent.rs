@@ -19,7 +19,8 @@ pub(crate) const OFFSET_BITS: u32 = 50;
 const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
 
 const FLAGS: u64 = SWAP_EXCLUSIVE | SWAP_UFFD_WP;
-const WHAT: u64 = OFFSET_MASK << OFFSET_SHIFT | TYPE_MASK << TYPE_SHIFT;
+/// Type and offset.
+pub(crate) const WHAT: u64 = OFFSET_MASK << OFFSET_SHIFT | TYPE_MASK << TYPE_SHIFT;
 
 /// Whether a raw value has the form above. Flags alone mean nothing.
 #[inline(always)]

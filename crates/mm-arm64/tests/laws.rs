@@ -1,6 +1,7 @@
 //! The laws that every format obeys, on every granule.
 #![cfg(not(loom))]
 
+use mm_arch::explain::Explain;
 use mm_arch::model::laws;
 use mm_arch::{Arch, Level, Pfn};
 use mm_arm64::{Arm64, Arm64Entry, Granule, Granule4K, Granule4KLpa2, Granule16K, Granule64K};
@@ -15,6 +16,7 @@ fn config(cases: u32) -> ProptestConfig {
 fn entry_laws<G: Granule>(raw: u64) {
     for level in LEVELS.iter().filter(|l| G::LEVELS.contains(l)) {
         laws::entry::<Arm64<G>>(Arm64Entry::from_bits(raw), *level);
+        laws::explain::<Arm64<G>>(raw, *level);
     }
 }
 fn every_granule(raw: u64) {
@@ -24,13 +26,13 @@ fn every_granule(raw: u64) {
     entry_laws::<Granule64K>(raw);
 }
 fn sampled<G: Granule>(pfn: u64, seed: u16) {
-    type A<G> = Arm64<G>;
-    for level in LEVELS.iter().filter(|l| G::LEVELS.contains(l) && **l <= G::HIGHEST_LEAF) {
-        let order = A::<G>::order(*level);
-        let bits = G::OUTPUT.bits() - G::PAGE_SHIFT;
-        let pfn = Pfn::new((pfn & ((1 << bits) - 1)) >> order << order);
-        laws::entry::<A<G>>(laws::sample::<A<G>>(pfn, seed, *level), *level);
+    let pfn = pfn & ((1 << (G::OUTPUT.bits() - G::PAGE_SHIFT)) - 1);
+    for level in Arm64::<G>::LEAF_LEVELS {
+        let order = Arm64::<G>::order(*level);
+        let e = laws::sample::<Arm64<G>>(Pfn::new(pfn >> order << order), seed, *level);
+        laws::entry::<Arm64<G>>(e, *level);
     }
+    laws::made_without_fault::<Arm64<G>>(Pfn::new(pfn), seed);
 }
 
 /// Rules: PTE-01, A64-01, ACC-23.

@@ -55,7 +55,7 @@ pub fn finds_a_run<A: Arch>() -> bool {
     let Ok(tables) = PageTables::new(slab_space::<A>(8), SpaceId(1)) else { return false };
     // SAFETY: one thread, and nothing below frees a table.
     let stay = unsafe { TablesStay::new() };
-    let va = VirtAddr::new(0x7f00_0000_0000);
+    let va = VirtAddr::new(0x7f_0000_0000 & (A::USER_END - 1));
     let Ok(found) = tables.ensure_table(stay, va) else { return false };
     let Some(mut table) = found.table() else { return false };
     let prot = A::prot(Protection::private_read_write());
@@ -82,7 +82,7 @@ pub fn pins_a_run<A: Arch>() -> bool {
     let folio = folio.hand_over();
     // SAFETY: one thread, and nothing below frees a table.
     let stay = unsafe { TablesStay::new() };
-    let va = VirtAddr::new(0x7f00_0000_0000);
+    let va = VirtAddr::new(0x7f_0000_0000 & (A::USER_END - 1));
     let Ok(found) = tables.ensure_table(stay, va) else { return false };
     let Some(mut table) = found.table() else { return false };
     let prot = A::prot(Protection::private_read_write());

@@ -13,6 +13,7 @@ mod checks;
 mod runtime;
 
 use mm_arm64::{Arm64, Granule4K};
+use mm_riscv::{Riscv, Sv39};
 use mm_x86::X86_64;
 
 // Those that no check uses yet.
@@ -21,13 +22,14 @@ use mm_map as _;
 use mm_rmap as _;
 
 /// The checks in order; the number of the first that fails is the exit code.
-const CHECKS: [fn() -> bool; 6] = [
+const CHECKS: [fn() -> bool; 7] = [
     checks::allocates,
     checks::frees_by_epoch,
     checks::finds_a_run::<X86_64>,
     checks::pins_a_run::<X86_64>,
     checks::finds_a_run::<Arm64<Granule4K>>,
     checks::pins_a_run::<Arm64<Granule4K>>,
+    checks::finds_a_run::<Riscv<Sv39>>,
 ];
 
 /// The program. Called once by the entry point.
