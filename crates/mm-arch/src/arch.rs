@@ -84,6 +84,9 @@ pub trait Arch: Copy + core::fmt::Debug + Send + Sync + 'static {
     /// PAE-10, PAE-12): by whoever does both under one lock, and otherwise by
     /// the flush, which on such machines interrupts every reader.
     const WORDS: usize = 1;
+    /// Whether a CPU loads the root's entries only when it switches to the address
+    /// space: it does not see a new one before a flush (rule PAE-05).
+    const CACHES_ROOT: bool = false;
     /// Whether [`Entry::mkclean`] never removes a write permission (rule
     /// BATCH-24). Where it may, scans compare writability before they ignore dirty.
     const WRITE_SURVIVES_MKCLEAN: bool;

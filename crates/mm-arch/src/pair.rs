@@ -17,7 +17,7 @@
 //! its high word means nothing.
 
 use crate::cell::Cell;
-use crate::{Liveness, Right};
+use crate::{Liveness, Right, word};
 use mm_sync::atomic::{AtomicU32, Ordering};
 use mm_sync::{fence, hint, mutant, ord};
 
@@ -39,6 +39,24 @@ const fn join(low: u32, high: u32) -> u64 {
     (high as u64) << 32 | low as u64
 }
 
+impl Pair {
+    /// The words as they were met, and what tells that they may belong to two values.
+    #[inline(always)]
+    fn try_read<R: Right>(&self) -> (u64, u32) {
+        if R::LOCKED {
+            let l = self.low.load(Ordering::Relaxed);
+            return (join(l, self.high.load(Ordering::Relaxed)), 0);
+        }
+        // Rule PAE-10: low, high, low again. Acquire on both keeps the loads in
+        // order and pairs with the fences of the writers.
+        let l = self.low.load(ord!("pair.read.low", Acquire));
+        let h = self.high.load(ord!("pair.read.high", Acquire));
+        let again =
+            if mutant!("pair.read.no_recheck") { l } else { self.low.load(Ordering::Relaxed) };
+        (join(l, h), l ^ again)
+    }
+}
+
 impl Cell for Pair {
     const WORDS: usize = 2;
     const FLAGS: u64 = 0xffff_ffff;
@@ -48,16 +66,10 @@ impl Cell for Pair {
     }
     #[inline(always)]
     fn read<R: Right>(&self) -> u64 {
-        if R::LOCKED {
-            return join(self.low.load(Ordering::Relaxed), self.high.load(Ordering::Relaxed));
-        }
-        // Rule PAE-10: low, high, low again. Acquire on both keeps the loads in
-        // order and pairs with the fences of the writers.
         loop {
-            let l = self.low.load(ord!("pair.read.low", Acquire));
-            let h = self.high.load(ord!("pair.read.high", Acquire));
-            if mutant!("pair.read.no_recheck") || self.low.load(Ordering::Relaxed) == l {
-                return join(l, h);
+            let (raw, torn) = self.try_read::<R>();
+            if torn == 0 {
+                return raw;
             }
             hint::spin_loop();
         }
@@ -128,16 +140,14 @@ impl Cell for Pair {
             }
         }
     }
+    /// Where a group of entries is found torn or different, one by one from there.
+    #[inline(always)]
     fn scan<R: Right>(cells: &[Self], head: u64, step: u64, ignore: u64) -> usize {
-        let mut expected = head;
-        let mut nr = 1;
-        for cell in cells.iter().skip(1) {
-            expected = expected.wrapping_add(step);
-            if (cell.read::<R>() ^ expected) & !ignore != 0 {
-                break;
-            }
-            nr += 1;
-        }
-        nr
+        let keep = !ignore;
+        let differs = |cell: &Pair, e| {
+            let (raw, torn) = cell.try_read::<R>();
+            (raw ^ e) & keep | u64::from(torn)
+        };
+        word::run_of(cells, head, step, differs, |cell, e| (cell.read::<R>() ^ e) & keep == 0)
     }
 }

@@ -60,39 +60,58 @@ pub fn update(cell: &AtomicU64, f: impl Fn(u64) -> Option<u64>) -> Result<u64, u
 
 /// Number of leading cells equal, outside of `ignore`, to `head, head + step,
 /// head + 2 step, …`. The first is taken as given.
-///
-/// Eight loads share one branch: the differences are OR-ed first. A format that
-/// stores frames inverted passes a negative `step` (rule PTE-09).
 #[inline(always)]
 pub fn scan(cells: &[AtomicU64], head: u64, step: u64, ignore: u64) -> usize {
     let keep = !ignore;
-    let n = cells.len();
+    let differs = |cell: &AtomicU64, e| (cell.load(Ordering::Relaxed) ^ e) & keep;
+    run_of(cells, head, step, differs, |cell, e| differs(cell, e) == 0)
+}
+
+/// Number of leading cells that hold `head, head + step, …`, by two tests of a cell
+/// against an expected value: `differs` is zero only if it is met and has no branch,
+/// `is` is exact.
+///
+/// Eight cells share one branch: their differences are OR-ed first. A format that
+/// stores frames inverted passes a negative `step` (rule PTE-09).
+#[inline(always)]
+pub(crate) fn run_of<C>(
+    cells: &[C],
+    head: u64,
+    step: u64,
+    differs: impl Fn(&C, u64) -> u64,
+    is: impl Fn(&C, u64) -> bool,
+) -> usize {
     // Whole groups from the head on, which is read once more: a run of 16 is two
     // branches. If the head has changed meanwhile the slow loop takes it as given.
     let mut expected = head;
-    let mut i = 0;
-    while i + 8 <= n {
-        let mut diff = 0;
-        let mut e = expected;
-        for cell in &cells[i..i + 8] {
-            diff |= (cell.load(Ordering::Relaxed) ^ e) & keep;
+    let mut nr = 0;
+    for group in cells.chunks_exact(8) {
+        let (mut diff, mut e) = (0, expected);
+        for cell in group {
+            diff |= differs(cell, e);
             e = e.wrapping_add(step);
         }
         if diff != 0 {
             break;
         }
         expected = e;
-        i += 8;
+        nr += 8;
     }
-    if i == 0 {
+    if nr == cells.len() {
+        return nr;
+    }
+    if nr == 0 {
         expected = head.wrapping_add(step);
-        i = 1;
+        nr = 1;
     }
-    while i < n && (cells[i].load(Ordering::Relaxed) ^ expected) & keep == 0 {
+    for cell in cells.iter().skip(nr) {
+        if !is(cell, expected) {
+            break;
+        }
         expected = expected.wrapping_add(step);
-        i += 1;
+        nr += 1;
     }
-    i
+    nr
 }
 
 /// The read barrier behind a lockless scan: the last entry is read before

@@ -3,7 +3,8 @@
 use crate::{LockedPmd, LockedTable, TableAllocError, TableMemory, TableSpace, View};
 use core::marker::PhantomData;
 use mm_arch::{
-    Arch, Entry, Held, Level, Pinned, SpaceId, SpaceTlb, TableFrame, VirtAddr, VirtRange,
+    Arch, Entry, FlushScope, Held, Level, Pinned, SpaceId, SpaceTlb, TableFrame, VirtAddr,
+    VirtRange,
 };
 use mm_sync::Quiescence;
 
@@ -228,7 +229,8 @@ impl<S: TableSpace> PageTables<S> {
     /// that for a hole and pass by.
     fn settled(&self, pmd: View<'_, S, Pinned>, index: usize) -> <S::Arch as Arch>::Entry {
         let entry = pmd.get(index);
-        if S::Arch::WORDS > 1 && entry.is_none() {
+        // Not "is empty": of an entry that is being emptied the high word may be left.
+        if S::Arch::WORDS > 1 && !entry.is_present(Level::Pmd) {
             let _guard = pmd.desc().lock().lock();
             return pmd.get(index);
         }
@@ -378,6 +380,10 @@ impl<S: TableSpace> PageTables<S> {
                         <S::Arch as Arch>::Entry::table(child, level),
                     );
                     view.desc().count(1);
+                    drop(guard);
+                    if S::Arch::CACHES_ROOT && level == S::Arch::top() {
+                        self.reload_root(va, level);
+                    }
                     return Ok(());
                 }
                 drop(guard);
@@ -400,6 +406,14 @@ impl<S: TableSpace> PageTables<S> {
         // SAFETY: allocated above and never linked.
         unsafe { self.space.tables().free(child) };
         Ok(())
+    }
+
+    /// Has every CPU see the new root entry of `va` (rule PAE-05).
+    fn reload_root(&self, va: VirtAddr, level: Level) {
+        let shift = S::Arch::shift(level);
+        if let Ok(range) = VirtRange::units(va.align_down(shift), 1, shift) {
+            self.tlb().flush(range, FlushScope::Tables);
+        }
     }
 
     /// The stretch of `range` that starts at its first address and lies under

@@ -218,9 +218,10 @@ impl Check<'_> {
             let place = level == Level::Pte || level == Level::Pmd && L::PMD_NONPRESENT;
             let all = self.raw;
             self.fault(!place, all, "a table of this level holds no entry without a translation");
-            self.fault(place && all >> OFFSET_SHIFT == 0, all, "flags of nothing");
-            let marks = (PAGE_SIZE | PROT_NONE) & !L::SWAP_EXCLUSIVE;
-            self.fault(place && all & marks != 0, all & marks, "a mark of presence without P");
+            let marks = all & (PAGE_SIZE | PROT_NONE) & !L::SWAP_EXCLUSIVE;
+            self.fault(place && marks != 0, marks, "a mark of presence without P");
+            let nothing = place && marks == 0 && all >> OFFSET_SHIFT == 0;
+            self.fault(nothing, all, "flags of nothing");
             let unknown = e.type_offset(level).is_some();
             self.fault(unknown, OFFSET.mask(), "a marker that means nothing");
             return;

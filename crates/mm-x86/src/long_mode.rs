@@ -41,6 +41,7 @@ impl<const SHSTK: bool, const LA57: bool> Mode for LongPaging<SHSTK, LA57> {
     };
     // The last page below the hole is never user memory (rule PTE-01).
     const USER_END: u64 = (1 << if LA57 { 56 } else { 47 }) - 4096;
+    const CACHES_ROOT: bool = false;
     const PINCOUNT_MIN_ORDER: u32 = 1;
 
     #[inline(always)]

@@ -30,7 +30,7 @@ const fn flags_of<L: Layout>() -> u64 {
 #[inline(always)]
 pub(crate) const fn is_swap_form<L: Layout>(raw: u64, level: Level) -> bool {
     let looks_present = (PRESENT | PROT_NONE | PAGE_SIZE) & !L::SWAP_EXCLUSIVE;
-    (matches!(level, Level::Pte) || L::PMD_NONPRESENT)
+    (matches!(level, Level::Pte) || L::PMD_NONPRESENT && matches!(level, Level::Pmd))
         && raw & looks_present == 0
         && raw >> OFFSET_SHIFT != 0
 }

@@ -33,6 +33,7 @@ impl<const NX: bool> Mode for PaePaging<NX> {
     const LEVELS: &'static [Level] = &[Level::Pud, Level::Pmd, Level::Pte];
     // The kernel has the last of the four gigabytes.
     const USER_END: u64 = 0xc000_0000;
+    const CACHES_ROOT: bool = true;
     // Two pages have no room for a pin count (rule PAE-15).
     const PINCOUNT_MIN_ORDER: u32 = 2;
 

@@ -26,6 +26,8 @@ pub trait Mode: Copy + fmt::Debug + Send + Sync + 'static {
     const LEVELS: &'static [Level];
     /// First address that is no user address.
     const USER_END: u64;
+    /// Whether the root's entries are loaded with the root (rule PAE-05).
+    const CACHES_ROOT: bool;
     /// Smallest order of a folio with a pin count of its own (rule PIN-02).
     const PINCOUNT_MIN_ORDER: u32;
 
@@ -122,6 +124,7 @@ impl<M: Mode> Arch for Paging<M> {
     const USER_END: u64 = M::USER_END;
     const CONT: usize = 1;
     const WORDS: usize = M::Cell::WORDS;
+    const CACHES_ROOT: bool = M::CACHES_ROOT;
     const WRITE_SURVIVES_MKCLEAN: bool = !M::Layout::SHSTK;
     const HAS_SOFT_DIRTY: bool = M::Layout::SOFT_DIRTY != 0;
     const HAS_UFFD_WP: bool = M::Layout::UFFD_WP != 0;

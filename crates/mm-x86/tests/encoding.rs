@@ -1,12 +1,13 @@
 //! Bits, vectors and truth tables of x86-64 entries.
 #![cfg(not(loom))]
 
+use mm_arch::explain::{AddressError, Explain};
 use mm_arch::{
     AccessKind, Arch, EncodeError, Entry, Level, Pfn, Protection, Rights, SwapBits, TableFrame,
     TypeOffset, VirtAddr, WriteKind,
 };
 use mm_x86::pkey::{self, Pkru};
-use mm_x86::{LongEntry, X86_64, X86_64NoShstk, X86Entry, X86Prot, bits};
+use mm_x86::{LongEntry, X86_64, X86_64La57, X86_64NoShstk, X86Entry, X86Pae, X86Prot, bits};
 
 const PTE: Level = Level::Pte;
 const PMD: Level = Level::Pmd;
@@ -39,6 +40,57 @@ mod geometry {
         assert_eq!(X86_64::USER_END, 0x7fff_ffff_f000);
         // The first non-canonical address is in the kernel's half of the root.
         assert_eq!(indices(VirtAddr::new(1 << 47)), [256, 0, 0, 0]);
+    }
+
+    /// Rules: PTE-01.
+    #[test]
+    fn five_levels() {
+        let indices =
+            |va| X86_64La57::LEVELS.iter().map(|l| X86_64La57::index(va, *l)).collect::<Vec<_>>();
+        assert_eq!(indices(VirtAddr::new(1 << 47)), [0, 256, 0, 0, 0]);
+        assert_eq!(X86_64La57::USER_END, (1 << 56) - 4096);
+        let last = VirtAddr::new(X86_64La57::USER_END - 1);
+        assert_eq!(indices(last), [255, 511, 511, 511, 510]);
+        assert_eq!(indices(VirtAddr::new(1 << 56)), [256, 0, 0, 0, 0]);
+        // Below the root the two formats are one.
+        let va = VirtAddr::new(0x7f12_3456_7000);
+        for level in X86_64::LEVELS.iter().skip(1) {
+            assert_eq!(X86_64La57::index(va, *level), X86_64::index(va, *level));
+        }
+        let frame = TableFrame::new(Pfn::new(0x777));
+        let table = X86Entry::table(frame, Level::P4d);
+        assert_eq!(table.as_table(Level::P4d), Some(frame));
+        assert!(!e(table.bits() | bits::PAGE_SIZE).is_leaf(Level::P4d));
+    }
+
+    /// Rules: PTE-01, PAE-01.
+    #[test]
+    fn addresses_and_frames_that_do_not_fit_are_errors_with_both_values() {
+        let end = VirtAddr::new(0x7fff_ffff_f000);
+        let error = X86_64::check_address(end).expect_err("no user address");
+        assert_eq!(error, AddressError { va: end, end });
+        let beyond = VirtAddr::new(0xc000_1000);
+        let text = X86Pae::check_address(beyond).expect_err("the kernel's").to_string();
+        assert_eq!(text, "address 0xc0001000 is not below 0xc0000000, the end of user addresses");
+        assert!(X86_64La57::check_address(VirtAddr::new(1 << 47)).is_ok());
+        let leaf = |pfn, level| X86_64::checked_leaf(Pfn::new(pfn), read_only(), level);
+        let unaligned = EncodeError::UnalignedFrame { pfn: Pfn::new(0x201), order: 9 };
+        assert_eq!(leaf(0x201, PMD), Err(unaligned));
+        assert_eq!(unaligned.to_string(), "frame 0x201 is not aligned to order 9");
+        assert_eq!(
+            leaf(0x200, PUD).map_err(|e| e.to_string()).err().as_deref(),
+            Some("frame 0x200 is not aligned to order 18")
+        );
+        assert_eq!(leaf(0, Level::Pgd), Err(EncodeError::NoLeaf { level: Level::Pgd }));
+        assert_eq!(leaf(0x200, PMD), Ok(X86Entry::leaf(Pfn::new(0x200), read_only(), PMD)));
+        let wide = EncodeError::FrameTooWide { pfn: Pfn::new(1 << 24), bits: 24 };
+        assert_eq!(X86Pae::checked_leaf(Pfn::new(1 << 24), read_only(), PTE), Err(wide));
+        assert_eq!(
+            wide.to_string(),
+            "frame 0x1000000 does not fit the 24 frame bits of the format"
+        );
+        let no_leaf = EncodeError::NoLeaf { level: PUD };
+        assert_eq!(X86Pae::checked_leaf(Pfn::new(0), read_only(), PUD), Err(no_leaf));
     }
 
     /// Indices and flags agree with the `x86_64` crate's.

@@ -22,5 +22,6 @@ mod common;
 mod batched;
 mod entries;
 mod momentary;
+mod root;
 mod tree;
 mod window;
