@@ -81,7 +81,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
             Some(mut own) => {
                 let old = own.folio();
                 if !old.is_anon() {
-                    mm.counters().sub(RssKind::File, 1);
+                    mm.counters().sub(RssKind::of(old), 1);
                     mm.counters().add(RssKind::Anon, 1);
                 }
                 let first = old.index_of(source);

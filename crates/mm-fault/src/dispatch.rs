@@ -39,7 +39,7 @@ pub fn handle_fault<P: RmapPlatform>(
         Err(signal) => return FaultOutcome::Signal(signal),
     };
     // Shared memory without an object to keep its pages (rule ANON-01).
-    if vma.flags().contains(VmaFlags::SHARED) {
+    if vma.flags().contains(VmaFlags::SHARED) && vma.is_anonymous() {
         return FaultOutcome::Signal(FaultSignal::Bus { va });
     }
     let retried = flags.contains(FaultFlags::TRIED);
@@ -153,7 +153,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
             let progress = match self.look() {
                 Seen::Hole => self.hole(),
                 Seen::Huge(e) => self.huge(e),
-                Seen::Pte(e) if e.is_none() => self.anonymous(e).into(),
+                Seen::Pte(e) if e.is_none() => self.missing(e).into(),
                 Seen::Pte(e) if e.is_present(Level::Pte) => self.present(e),
                 Seen::Pte(e) => self.nonpresent(e),
             };
@@ -174,7 +174,19 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         }
     }
 
+    /// Nothing is mapped: the entry was `seen`, empty or a marker.
+    pub fn missing(&self, seen: E<P>) -> FaultOutcome {
+        match self.vma.backing() {
+            Some(backing) => self.backed(&**backing, seen),
+            None => self.anonymous(seen),
+        }
+    }
+
     fn hole(&self) -> Progress {
+        // What an object has may need no table.
+        if !self.vma.is_anonymous() {
+            return self.missing(E::<P>::NONE).into();
+        }
         if let Some(outcome) = self.huge_missing() {
             return outcome.into();
         }

@@ -105,8 +105,10 @@
 extern crate std;
 
 mod anon;
+mod around;
 mod copy;
 mod dispatch;
+mod file;
 mod flags;
 mod huge;
 mod numa;
@@ -114,6 +116,8 @@ mod order;
 mod outcome;
 mod policy;
 mod reuse;
+mod shared;
+mod shmem_policy;
 mod uffd;
 mod unshare;
 mod write_protect;
@@ -124,3 +128,4 @@ pub use flags::FaultFlags;
 pub use order::{OrderMode, OrderSet, ThpMode, ThpPolicy};
 pub use outcome::{FaultOutcome, FaultSignal, UserFault};
 pub use policy::{FaultPolicy, ReusePolicy, UnshareReuse};
+pub use shmem_policy::{ShmemMode, ShmemPolicy, WriteAt};

@@ -189,10 +189,7 @@ impl<P: RmapPlatform> Fault<'_, '_, P> {
     /// The naturally aligned block of `order` around the fault, if the mapping
     /// covers it.
     pub(crate) fn block(&self, order: u32) -> Option<VirtRange> {
-        let shift = <P::Arch as Arch>::PAGE_SHIFT;
-        let start = self.va.align_down(shift + order);
-        let block = VirtRange::units(start, 1 << order, shift).ok()?;
-        self.vma.range().covers(block).then_some(block)
+        self.vma.block(self.va, order)
     }
 
     /// The orders to try for a missing page, within one PTE table (rule

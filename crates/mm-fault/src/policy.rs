@@ -1,6 +1,6 @@
 //! What a kernel configures about faults.
 
-use crate::ThpPolicy;
+use crate::{ShmemPolicy, ThpPolicy};
 
 /// Everything that is configured about faults: a plain value, read by every
 /// fault.
@@ -12,12 +12,24 @@ pub struct FaultPolicy {
     pub reuse: ReusePolicy,
     /// What an unshare fault does that found its folio to be exclusive.
     pub unshare: UnshareReuse,
+    /// Which folio sizes shared memory is filled with.
+    pub shmem: ShmemPolicy,
+    /// Pages around a read fault on a file that are mapped if they are cached: the
+    /// size of the aligned window, a power of two; 1 for none (rule FILE-02).
+    pub fault_around: u32,
 }
 
 impl FaultPolicy {
-    /// Base pages only, except where `thp` says otherwise; page-wise reuse.
+    /// Base pages only, except where `thp` says otherwise; page-wise reuse; 16 pages
+    /// around a fault on a file.
     pub const fn new(thp: ThpPolicy) -> Self {
-        FaultPolicy { thp, reuse: ReusePolicy::Page, unshare: UnshareReuse::Page }
+        FaultPolicy {
+            thp,
+            reuse: ReusePolicy::Page,
+            unshare: UnshareReuse::Page,
+            shmem: ShmemPolicy::NEVER,
+            fault_around: 16,
+        }
     }
     /// With another reach of write faults.
     #[must_use]

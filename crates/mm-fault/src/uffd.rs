@@ -39,7 +39,7 @@ impl<P: RmapPlatform> Fault<'_, '_, P> {
     /// all if the mapping is not registered any more (rule UFFD-05).
     pub(crate) fn marked(&self, seen: E<P>) -> Progress {
         if self.vma.flags().contains(VmaFlags::UFFD_WP) {
-            return self.anonymous(seen).into();
+            return self.missing(seen).into();
         }
         if let Some(mut table) = self.lock_table() {
             let index = table.index_of(self.va);

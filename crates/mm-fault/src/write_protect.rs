@@ -17,6 +17,9 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
             return self.user_fault(UserFault::Wp);
         }
         let e = self.drop_uffd_wp(&mut table, e);
+        if self.vma.flags().contains(VmaFlags::SHARED) {
+            return self.shared_write_protected(table, e);
+        }
         let folio = self.counted_folio(e);
         if let Some(folio) = folio
             && folio.is_anon()
@@ -98,7 +101,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
     }
 
     /// Lets the store through in place (rule FAULT-11).
-    fn reuse(&self, mut table: LockedTable<'f, P>, e: E<P>) {
+    pub(crate) fn reuse(&self, mut table: LockedTable<'f, P>, e: E<P>) {
         let index = table.index_of(self.va);
         // Releasing: who finds the entry writable finds the page marked
         // exclusive (rule WREUSE-08).

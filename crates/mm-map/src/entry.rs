@@ -4,7 +4,7 @@ use core::num::NonZeroU32;
 use mm_arch::{Arch, Entry, Level};
 use mm_folio::{Folio, FolioRef, FolioRun, Get};
 use mm_pgtable::{BatchLimit, Gather, TableSpace};
-use mm_vma::{Mm, Platform};
+use mm_vma::{Mm, Platform, RssKind};
 
 pub(crate) type E<P> = <<P as TableSpace>::Arch as Arch>::Entry;
 
@@ -53,4 +53,32 @@ pub(crate) fn owned<'m, P: Platform>(
 /// Base pages that a PMD leaf maps.
 pub(crate) fn pmd_pages<P: Platform>() -> u64 {
     1 << P::Arch::order(Level::Pmd)
+}
+
+/// Entries by what they count as, to be added to or taken off the counters of a
+/// space in one step each.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Rss([u64; Rss::KINDS.len()]);
+
+impl Rss {
+    const KINDS: [RssKind; 3] = [RssKind::Anon, RssKind::File, RssKind::Shmem];
+
+    pub fn add(&mut self, kind: RssKind, nr: u64) {
+        if let Some(n) = Self::KINDS.iter().position(|k| *k == kind) {
+            self.0[n] += nr;
+        }
+    }
+    fn each(self, mut f: impl FnMut(RssKind, u64)) {
+        for (kind, nr) in Self::KINDS.into_iter().zip(self.0) {
+            if nr > 0 {
+                f(kind, nr);
+            }
+        }
+    }
+    pub fn add_to<P: Platform>(self, mm: &Mm<P>) {
+        self.each(|kind, nr| mm.counters().add(kind, nr));
+    }
+    pub fn sub_from<P: Platform>(self, mm: &Mm<P>) {
+        self.each(|kind, nr| mm.counters().sub(kind, nr));
+    }
 }

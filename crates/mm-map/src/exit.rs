@@ -2,10 +2,10 @@
 
 use crate::policy::{MapPolicy, by_policy};
 use crate::tables::free_tables;
-use crate::zap::{Guards, zap};
+use crate::zap::{How, zap};
 use mm_arch::{Private, VirtAddr, VirtRange};
 use mm_pgtable::Gather;
-use mm_rmap::RmapPlatform;
+use mm_rmap::{RmapPlatform, unlink_vma};
 use mm_vma::Mm;
 
 /// Unmaps everything: entries, reverse-map trees, VMAs, tables.
@@ -17,14 +17,13 @@ use mm_vma::Mm;
 pub fn exit<P: RmapPlatform>(policy: &MapPolicy, mm: &Mm<P>) {
     let mut vmas = mm.write();
     let mut gather = Gather::new(mm.tables());
-    let trees = mm.platform().anon_trees();
     for vma in vmas.iter() {
         let (stay, range) = (vmas.stay(), vma.range());
-        by_policy!(policy, zap::<Private, P>(mm, stay, vma, range, Guards::Drop, &mut gather));
+        by_policy!(policy, zap::<Private, P>(mm, stay, range, range, How::REMOVE, &mut gather));
     }
     // Tables are freed only when no walker can find its way to them.
     for vma in vmas.iter() {
-        trees.unlink(mm, vma);
+        unlink_vma(mm, vma);
     }
     if let Ok(all) = VirtRange::new(VirtAddr::new(0), u64::MAX) {
         vmas.remove(all, |_| ());

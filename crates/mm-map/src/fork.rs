@@ -21,7 +21,7 @@
 //! again at that very entry.
 
 use crate::ForkError;
-use crate::entry::{E, counted_folio, pmd_pages, within};
+use crate::entry::{E, Rss, counted_folio, pmd_pages, within};
 use crate::exit::exit;
 use crate::policy::{MapPolicy, Strategy, by_policy};
 use alloc::sync::Arc;
@@ -32,7 +32,7 @@ use mm_folio::{Exclusivity, Folio, FolioFlags, FolioRef, FrameBytes, Get, HasPin
 use mm_pgtable::{
     LockedEntry, LockedPmd, LockedTable, Run, SpanKind, TableMemory, TableSpace, TablesStay,
 };
-use mm_rmap::{RmapPlatform, split_locked_pmd};
+use mm_rmap::{RmapPlatform, fork_vma, split_locked_pmd};
 use mm_vma::{Mm, MmWrite, RssKind, Vma, VmaFlags};
 
 /// What a child does not inherit of a mapping: locked pages, userfaultfd.
@@ -80,7 +80,6 @@ fn copy_vmas<P: RmapPlatform>(
     owed: &mut Flush<'_, <P as TableSpace>::Tlb>,
 ) -> Result<(), ForkError> {
     let parent = parent_vmas.mm();
-    let trees = parent.platform().anon_trees();
     let mut child_vmas = child.write();
     // Behind the full barrier of the odd sequence.
     let pinned = if parent.has_pinned() { HasPinned::Maybe } else { HasPinned::Never };
@@ -97,8 +96,13 @@ fn copy_vmas<P: RmapPlatform>(
             continue;
         }
         let Some(child_vma) = child_vmas.find(at) else { continue };
-        trees.fork_vma(child, parent_vma, child_vma).map_err(|_| ForkError::NoMemory(at))?;
-        // Never faulted: there is nothing to copy (rule FORK-03).
+        if fork_vma(child, parent_vma, child_vma).is_err() {
+            // In no tree: it must not be there when the child is taken apart.
+            child_vmas.remove(parent_vma.range(), |_| ());
+            return Err(ForkError::NoMemory(at));
+        }
+        let Some(child_vma) = child_vmas.find(at) else { continue };
+        // Nothing private: a fault of the child finds what there is (rule FORK-03).
         if parent_vma.anon().is_none() {
             continue;
         }
@@ -177,7 +181,7 @@ fn copy_table<B: Strategy, P: RmapPlatform>(
         else {
             return Ok(());
         };
-        let mut anon = 0;
+        let mut rss = Rss::default();
         let stopped = loop {
             if i >= end {
                 break None;
@@ -195,11 +199,11 @@ fn copy_table<B: Strategy, P: RmapPlatform>(
                     end - i,
                     e,
                     &mut page,
-                    &mut anon,
+                    &mut rss,
                     owed,
                 )
             } else {
-                copy_nonpresent(copy, &mut src, &mut dst, i, e, &mut anon)
+                copy_nonpresent(copy, &mut src, &mut dst, i, e, &mut rss)
             };
             match step {
                 Ok(Step::Done(n)) => {
@@ -212,9 +216,7 @@ fn copy_table<B: Strategy, P: RmapPlatform>(
                 Err(e) => break Some(Err(e)),
             }
         };
-        if anon > 0 {
-            child.counters().add(RssKind::Anon, anon);
-        }
+        rss.add_to(child);
         let va = src.va_of(i.min(end - 1));
         drop((dst, src));
         match stopped {
@@ -258,7 +260,7 @@ fn copy_present<'m, B: Strategy, P: RmapPlatform>(
     left: usize,
     e: E<P>,
     page: &mut Option<FolioRef<'m, P, Get>>,
-    anon: &mut u64,
+    rss: &mut Rss,
     owed: &mut Flush<'_, <P as TableSpace>::Tlb>,
 ) -> Result<Step, ForkError> {
     let (parent, child) = (copy.parent, copy.child);
@@ -276,19 +278,22 @@ fn copy_present<'m, B: Strategy, P: RmapPlatform>(
     let n = run.count();
     // References before mappings (INV-1).
     let refs = folio.grab::<Get>(n.get()).map_err(|_| ForkError::TooManyRefs(src.va_of(i)))?;
-    if folio.try_dup_anon_ptes(first, n, child.id(), copy.pinned).is_err() {
+    if !folio.is_anon() {
+        // A page of the object behind a private mapping (rule RMAP-15).
+        folio.add_file_ptes(first, n, child.id());
+    } else if folio.try_dup_anon_ptes(first, n, child.id(), copy.pinned).is_err() {
         drop(refs);
         return Ok(match page.take() {
             None => Step::NeedPage,
             Some(new) => {
                 copy_early(copy, dst, i, e, new);
-                *anon += 1;
+                rss.add(RssKind::Anon, 1);
                 Step::Done(1)
             }
         });
     }
     refs.hand_over();
-    *anon += u64::from(n.get());
+    rss.add(RssKind::of(folio), n.get().into());
     let writable = e.is_writable(Level::Pte)
         || (B::ON && run.any_writable() && !mm_sync::mutant!("map.fork.write_of_head"));
     if copy.parent_vma.is_cow() && writable && !mm_sync::mutant!("map.fork.no_wrprotect") {
@@ -364,15 +369,15 @@ fn copy_nonpresent<P: RmapPlatform>(
     dst: &mut LockedTable<'_, P>,
     i: usize,
     e: E<P>,
-    anon: &mut u64,
+    rss: &mut Rss,
 ) -> Result<Step, ForkError> {
     use mm_arch::DeviceKind::{Exclusive, PrivateRead, PrivateWrite};
     let unsupported = Err(ForkError::Unsupported(src.va_of(i)));
     let cow = copy.parent_vma.is_cow();
     let mut bits = e.swap_bits();
     let both = match e.nonpresent(Level::Pte) {
-        Some(m @ NonPresent::Migration { .. }) => {
-            *anon += 1;
+        Some(m @ NonPresent::Migration { pfn, .. }) => {
+            rss.add(RssKind::of(copy.parent.platform().memmap().folio(pfn)), 1);
             shared_migration(m, cow)
         }
         Some(NonPresent::Device { kind: kind @ (PrivateRead | PrivateWrite), pfn }) => {
@@ -387,7 +392,7 @@ fn copy_nonpresent<P: RmapPlatform>(
                 return unsupported;
             }
             refs.hand_over();
-            *anon += 1;
+            rss.add(RssKind::Anon, 1);
             NonPresent::Device { kind: if cow { PrivateRead } else { kind }, pfn }
         }
         Some(NonPresent::Marker(m)) => {
@@ -414,6 +419,16 @@ fn copy_nonpresent<P: RmapPlatform>(
     Ok(Step::Done(1))
 }
 
+/// What became of a PMD entry.
+enum Leaf {
+    /// The child has it, and the spare table deposited with it.
+    Copied,
+    /// The child finds the page by a fault.
+    Left,
+    /// Entries are to be copied instead.
+    Split,
+}
+
 /// Copies a PMD entry (rule FORK-11). `false` if entries are to be copied instead:
 /// the leaf is gone, or its page may be pinned and the leaf was split.
 fn copy_pmd<P: RmapPlatform>(
@@ -430,25 +445,24 @@ fn copy_pmd<P: RmapPlatform>(
     let copied = match parent.tables().lock_entry(copy.parent_stay, va) {
         LockedEntry::Huge(src) => match child.tables().lock_pmd(copy.child_stay, va) {
             Some(dst) => copy_locked_pmd(copy, src, dst, spare, owed),
-            None => Ok(false),
+            None => Ok(Leaf::Split),
         },
-        _ => Ok(false),
+        _ => Ok(Leaf::Split),
     };
-    if !matches!(copied, Ok(true)) {
+    if !matches!(copied, Ok(Leaf::Copied)) {
         // SAFETY: allocated above, and deposited only if the copy succeeded.
         unsafe { child.tables().free_unlinked(spare) };
     }
-    copied
+    Ok(!matches!(copied?, Leaf::Split))
 }
 
-/// Whether the entry was copied, and `spare` deposited with it.
 fn copy_locked_pmd<P: RmapPlatform>(
     copy: &Copy<'_, P>,
     mut src: LockedPmd<'_, P>,
     mut dst: LockedPmd<'_, P>,
     spare: mm_arch::TableFrame,
     owed: &mut Flush<'_, <P as TableSpace>::Tlb>,
-) -> Result<bool, ForkError> {
+) -> Result<Leaf, ForkError> {
     let (parent, child) = (copy.parent, copy.child);
     let e = src.entry();
     let va = src.at().va;
@@ -469,11 +483,15 @@ fn copy_locked_pmd<P: RmapPlatform>(
         }
     } else {
         if let Some(folio) = counted_folio(parent, e, Level::Pmd) {
+            if !folio.is_anon() {
+                // The child faults it in again (rule FORK-11).
+                return Ok(Leaf::Left);
+            }
             let refs = folio.grab::<Get>(1).map_err(|_| ForkError::TooManyRefs(va))?;
             if folio.try_dup_anon_pmd(child.id(), copy.pinned).is_err() {
                 drop((refs, dst));
                 split_locked_pmd(parent, src);
-                return Ok(false);
+                return Ok(Leaf::Split);
             }
             refs.hand_over();
             child.counters().add(RssKind::Anon, pmd_pages::<P>());
@@ -489,5 +507,5 @@ fn copy_locked_pmd<P: RmapPlatform>(
     unsafe { dst.deposit(spare) };
     // The child has not run: nobody caches what was not there.
     fresh.already_done();
-    Ok(true)
+    Ok(Leaf::Copied)
 }

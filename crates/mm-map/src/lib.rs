@@ -85,11 +85,13 @@
 extern crate alloc;
 
 mod advise;
+mod delayed;
 mod entry;
 mod error;
 mod exit;
 mod fork;
 mod mmap;
+mod object;
 mod policy;
 mod protect;
 mod remap;
@@ -103,9 +105,10 @@ pub use entry::FolioGather;
 pub use error::{ForkError, MapError};
 pub use exit::exit;
 pub use fork::fork;
-pub use mmap::{mmap_anon, munmap};
+pub use mmap::{mmap_anon, mmap_backing, munmap};
+pub use object::{evict_range, unmap_object};
 pub use policy::{Batching, MapPolicy};
 pub use protect::mprotect;
 pub use remap::{OldPlace, mremap_move, mremap_resize};
 pub use uffd::{UffdMode, WpChange, uffd_register, uffd_unregister, uffd_wp, uffd_zeropage};
-pub use zap::zap_range;
+pub use zap::{Pages, zap_range};

@@ -5,11 +5,12 @@ use crate::entry::FolioGather;
 use crate::policy::{MapPolicy, by_policy};
 use crate::tables::free_tables;
 use crate::vmas::{check_range, merge, split_around};
-use crate::zap::{Guards, zap};
+use crate::zap::{How, zap};
+use alloc::sync::Arc;
 use mm_arch::{Arch, Live, VirtRange};
 use mm_pgtable::Gather;
-use mm_rmap::RmapPlatform;
-use mm_vma::{MmWrite, Vma, VmaFlags};
+use mm_rmap::{RmapPlatform, link_vma, unlink_vma};
+use mm_vma::{Backing, MmWrite, Vma, VmaFlags};
 
 /// Maps anonymous private memory at `range`, which is free; joins it with
 /// neighbours that it continues.
@@ -33,6 +34,39 @@ pub fn mmap_anon<P: RmapPlatform>(
     }
     let vma = Vma::anonymous(range, flags, P::Arch::PAGE_SHIFT);
     vmas.insert(vma).map_err(|e| MapError::store(e, range.start()))?;
+    merge(vmas, range);
+    Ok(())
+}
+
+/// Maps `backing` from page `first_page` of it on at `range`, which is free; joins
+/// the mapping with neighbours that it continues. `flags` says whether it is
+/// `SHARED`. Every right may be granted later, except by a file that must not be
+/// written to: the caller takes `MAYWRITE` off.
+///
+/// # Errors
+///
+/// If the range is not page-aligned, not in user space, or not free, or there is
+/// no memory; nothing changed then.
+pub fn mmap_backing<P: RmapPlatform>(
+    vmas: &mut MmWrite<'_, P>,
+    range: VirtRange,
+    flags: VmaFlags,
+    backing: Arc<dyn Backing>,
+    first_page: u64,
+) -> Result<(), MapError> {
+    check_range(vmas, range)?;
+    let mut flags = flags | VmaFlags::SOFTDIRTY;
+    if accountable(flags) {
+        flags |= VmaFlags::ACCOUNT;
+    }
+    let vma = Vma::of_backing(range, flags, P::Arch::PAGE_SHIFT, backing, first_page);
+    vmas.insert(vma).map_err(|e| MapError::store(e, range.start()))?;
+    let mm = vmas.mm();
+    let linked = vmas.find(range.start()).is_some_and(|vma| link_vma(mm, vma).is_ok());
+    if !linked {
+        vmas.remove(range, |_| ());
+        return Err(MapError::NoMemory(range.start()));
+    }
     merge(vmas, range);
     Ok(())
 }
@@ -64,7 +98,7 @@ pub fn munmap<P: RmapPlatform>(
     let mut gather = Gather::new(mm.tables());
     for vma in vmas.overlapping(range) {
         let stay = vmas.stay();
-        by_policy!(policy, zap::<Live, P>(mm, stay, vma, range, Guards::Drop, &mut gather));
+        by_policy!(policy, zap::<Live, P>(mm, stay, vma.range(), range, How::REMOVE, &mut gather));
     }
     remove_vmas(vmas, range, &mut gather);
     gather.finish();
@@ -80,7 +114,7 @@ pub(crate) fn remove_vmas<'m, P: RmapPlatform>(
 ) {
     let mm = vmas.mm();
     for vma in vmas.overlapping(range) {
-        mm.platform().anon_trees().unlink(mm, vma);
+        unlink_vma(mm, vma);
     }
     vmas.remove(range, |_| ());
     free_tables(vmas, range, gather);

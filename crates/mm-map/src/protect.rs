@@ -223,8 +223,11 @@ fn change_present<B: Strategy, P: RmapPlatform>(
     owed: &mut Flush<'_, <P as TableSpace>::Tlb>,
 ) -> usize {
     let prot = P::Arch::prot(vma.protection());
-    let folio = counted_folio(mm, e, Level::Pte).filter(Folio::is_anon);
+    let folio = counted_folio(mm, e, Level::Pte);
+    // A shared mapping goes by dirty, which is merged over the run: one decision
+    // (rule MPROT-03). A private one asks for marks, which only its own pages have.
     let upgrade = change.upgrades(vma) && folio.is_some();
+    let by_marks = upgrade && folio.is_some_and(|f| f.is_anon());
     let mut exclusive = false;
     let run = match folio {
         Some(folio) => {
@@ -236,7 +239,7 @@ fn change_present<B: Strategy, P: RmapPlatform>(
             };
             // Marks change only under this lock, so the pages of the run can be
             // looked at before it is taken.
-            let alike = if upgrade {
+            let alike = if by_marks {
                 let alike;
                 (exclusive, alike) = alike_exclusive(folio, first, limit.get());
                 alike

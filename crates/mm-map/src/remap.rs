@@ -21,7 +21,7 @@ use mm_arch::{Arch, Entry, Flush, Level, Markers, NonPresent, VirtAddr, VirtRang
 use mm_pgtable::{
     Gather, LockedEntry, LockedTable, SpanKind, TableAllocError, TableSpace, TablesStay,
 };
-use mm_rmap::{RmapPlatform, split_pmd};
+use mm_rmap::{RmapPlatform, clone_vma, split_pmd, vma_resized};
 use mm_vma::{Mm, MmWrite, Vma, VmaFlags};
 
 /// What becomes of the place that is moved from.
@@ -89,6 +89,7 @@ fn move_part<P: RmapPlatform>(
     // A mapping without pages is as good as a new one: it gets the index that
     // its place gives, and can merge there.
     let pgoff = match src.anon() {
+        _ if !src.is_anonymous() => src.pgoff(),
         Some(_) => src.pgoff(),
         None => target.start().get() >> P::Arch::PAGE_SHIFT,
     };
@@ -101,13 +102,16 @@ fn move_part<P: RmapPlatform>(
         return Err(no_memory);
     }
     let linked = match (vmas.find(part.start()), vmas.find(target.start())) {
-        (Some(src), Some(dst)) => trees.clone_vma(mm, src, dst).is_ok(),
+        (Some(src), Some(dst)) => clone_vma(mm, src, dst).is_ok(),
         _ => false,
     };
     if !linked || by_policy!(policy, move_entries::<P>(mm, vmas.stay(), part, target)).is_err() {
         if linked {
             // Back, in an order that walkers do not know. The tables are there.
-            let walks = vmas.find(part.start()).and_then(|src| trees.exclude_walks(src));
+            let walks = vmas.find(part.start()).map(|src| {
+                let files = mm.platform().file_trees().exclude_walks(src);
+                (files, trees.exclude_walks(src))
+            });
             let back = by_policy!(policy, move_entries::<P>(mm, vmas.stay(), target, part));
             drop(walks);
             if back.is_err() {
@@ -116,9 +120,13 @@ fn move_part<P: RmapPlatform>(
                 return Err(no_memory);
             }
         }
-        let mut gather = Gather::new(mm.tables());
-        remove_vmas(vmas, target, &mut gather);
-        gather.finish();
+        if linked {
+            let mut gather = Gather::new(mm.tables());
+            remove_vmas(vmas, target, &mut gather);
+            gather.finish();
+        } else {
+            vmas.remove(target, |_| ());
+        }
         merge(vmas, part);
         return Err(no_memory);
     }
@@ -180,7 +188,7 @@ pub fn mremap_resize<P: RmapPlatform>(
     vmas.resize(whole.start(), grown).map_err(|_| MapError::NoMemory(start))?;
     if let Some(vma) = vmas.find(start) {
         let mm = vmas.mm();
-        mm.platform().anon_trees().adjusted(mm, whole, vma);
+        vma_resized(mm, whole, vma);
     }
     merge(vmas, grown);
     Ok(())

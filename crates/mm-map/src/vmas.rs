@@ -42,8 +42,7 @@ pub(crate) fn split_vma<P: RmapPlatform>(
     if !va.is_aligned(P::Arch::shift(Level::Pmd)) {
         split_pmd(mm, vmas.stay(), va);
     }
-    let trees = mm.platform().anon_trees();
-    trees.split_at(vmas, va).map_err(|e| MapError::store(e, va)).map(drop)
+    mm_rmap::split_vma(vmas, va).map_err(|e| MapError::store(e, va)).map(drop)
 }
 
 /// Makes both ends of `range` VMA boundaries. If that fails, the VMAs are as
@@ -63,8 +62,7 @@ pub(crate) fn split_around<P: RmapPlatform>(
 
 /// Joins what continues each other in and around `range`.
 pub(crate) fn merge<P: RmapPlatform>(vmas: &mut MmWrite<'_, P>, range: VirtRange) {
-    let mm = vmas.mm();
-    mm.platform().anon_trees().merge_around(vmas, range);
+    mm_rmap::merge_vmas(vmas, range);
 }
 
 /// Gives the VMAs of `range`, which may have holes, the flags that `flags` says;

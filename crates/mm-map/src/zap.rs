@@ -9,10 +9,17 @@
 //!
 //! A run ignores every bit that may differ between entries of one folio: what is
 //! removed need not be told apart (ZAP-02, BATCH-11).
+//!
+//! A dirty page of a file is a special case: whoever cleans it must find the
+//! mapping as long as a CPU could store through it, so there the flush comes before
+//! the mapping is removed (ZAP-04).
 
-use crate::entry::{E, FolioGather, counted_folio, owned, pmd_pages, within};
+use crate::delayed::Delayed;
+use crate::entry::{E, FolioGather, Rss, counted_folio, owned, pmd_pages, within};
 use crate::policy::{MapPolicy, Strategy, by_policy};
+use core::num::NonZeroU32;
 use mm_arch::{Arch, Entry, Level, Live, Liveness, Markers, NonPresent, VirtRange, respect};
+use mm_folio::FolioFlags;
 use mm_pgtable::{LockedEntry, LockedPmd, LockedTable, SpanKind, TablesStay};
 use mm_rmap::{RmapPlatform, split_locked_pmd};
 use mm_vma::{Mm, RssKind, Vma};
@@ -24,6 +31,29 @@ pub(crate) enum Guards {
     Keep,
     /// They go with the mapping.
     Drop,
+}
+
+/// Which pages are unmapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pages {
+    /// All.
+    All,
+    /// Those of the object that is mapped; private copies stay (rule ZAP-08).
+    OfObject,
+}
+
+/// How entries are zapped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    pub guards: Guards,
+    pub pages: Pages,
+}
+
+impl How {
+    /// The mapping stays.
+    pub const DISCARD: How = How { guards: Guards::Keep, pages: Pages::All };
+    /// The mapping goes.
+    pub const REMOVE: How = How { guards: Guards::Drop, pages: Pages::All };
 }
 
 /// Removes what `vma` maps in `range`: entries, mappings, counters. The
@@ -39,21 +69,21 @@ pub fn zap_range<'m, P: RmapPlatform>(
     range: VirtRange,
     gather: &mut FolioGather<'m, P>,
 ) {
-    by_policy!(policy, zap::<Live, P>(mm, stay, vma, range, Guards::Keep, gather));
+    by_policy!(policy, zap::<Live, P>(mm, stay, vma.range(), range, How::DISCARD, gather));
 }
 
 pub(crate) fn zap<'m, B: Strategy, L: Liveness, P: RmapPlatform>(
     mm: &'m Mm<P>,
     stay: TablesStay<'_>,
-    vma: &Vma,
+    vma: VirtRange,
     range: VirtRange,
-    guards: Guards,
+    how: How,
     gather: &mut FolioGather<'m, P>,
 ) {
-    let Some(range) = vma.range().intersect(range) else { return };
+    let Some(range) = vma.intersect(range) else { return };
     for span in mm.tables().spans(stay, range) {
         if span.kind != SpanKind::Hole {
-            zap_span::<B, L, P>(mm, stay, span.range, guards, gather);
+            zap_span::<B, L, P>(mm, stay, span.range, how, gather);
         }
     }
 }
@@ -63,17 +93,17 @@ fn zap_span<'m, B: Strategy, L: Liveness, P: RmapPlatform>(
     mm: &'m Mm<P>,
     stay: TablesStay<'_>,
     range: VirtRange,
-    guards: Guards,
+    how: How,
     gather: &mut FolioGather<'m, P>,
 ) {
     loop {
         match mm.tables().lock_entry(stay, range.start()) {
             LockedEntry::Hole => return,
             LockedEntry::Table(table) => {
-                return zap_table::<B, L, P>(mm, table, range, guards, gather);
+                return zap_table::<B, L, P>(mm, table, range, how, gather);
             }
             LockedEntry::Huge(pmd) if pmd.range() == Some(range) => {
-                return zap_pmd(mm, pmd, gather);
+                return zap_pmd(mm, pmd, how, gather);
             }
             // Cut by the range (rule ZAP-09).
             LockedEntry::Huge(pmd) if pmd.entry().is_leaf(Level::Pmd) => split_locked_pmd(mm, pmd),
@@ -87,29 +117,38 @@ fn zap_table<'m, B: Strategy, L: Liveness, P: RmapPlatform>(
     mm: &'m Mm<P>,
     mut table: LockedTable<'_, P>,
     range: VirtRange,
-    guards: Guards,
+    how: How,
     gather: &mut FolioGather<'m, P>,
 ) {
     let mut i = table.index_of(range.start());
     let end = i + range.nr(P::Arch::PAGE_SHIFT) as usize;
-    let mut anon = 0;
+    let mut rss = Rss::default();
+    let mut delayed = Delayed::new(mm);
     while i < end {
         let limit = table.limit(i).at_most(end - i);
         let e = table.get(i);
         i += if e.is_none() {
             table.none_run(i, limit)
         } else if e.is_present(Level::Pte) {
-            zap_present::<B, L, P>(mm, &mut table, i, end - i, e, &mut anon, gather)
+            let mut to = Zapped { rss: &mut rss, delayed: &mut delayed, gather };
+            zap_present::<B, L, P>(mm, &mut table, i, end - i, e, how, &mut to)
         } else {
-            zap_nonpresent(mm, &mut table, i, e, guards, &mut anon, gather);
+            zap_nonpresent(mm, &mut table, i, e, how, &mut rss, gather);
             1
         };
     }
     // Before the lock is dropped: whoever counts entries under it sees the
-    // counters agree (INV-6).
-    if anon > 0 {
-        mm.counters().sub(RssKind::Anon, anon);
-    }
+    // counters agree (INV-6), and whoever cleans pages under it finds the
+    // mappings or finds them flushed.
+    delayed.settle(gather);
+    rss.sub_from(mm);
+}
+
+/// Where what was zapped goes.
+struct Zapped<'z, 'm, P: RmapPlatform> {
+    rss: &'z mut Rss,
+    delayed: &'z mut Delayed<'m, P>,
+    gather: &'z mut FolioGather<'m, P>,
 }
 
 /// Zaps the run that starts at `i`; its length.
@@ -119,11 +158,15 @@ fn zap_present<'m, B: Strategy, L: Liveness, P: RmapPlatform>(
     i: usize,
     left: usize,
     e: E<P>,
-    anon: &mut u64,
-    gather: &mut FolioGather<'m, P>,
+    how: How,
+    to: &mut Zapped<'_, 'm, P>,
 ) -> usize {
-    let Some(folio) = counted_folio(mm, e, Level::Pte) else {
-        table.take_each::<L>(i, 1, gather.owed(), |_, _| ());
+    let folio = counted_folio(mm, e, Level::Pte);
+    if how.pages == Pages::OfObject && folio.is_none_or(|f| f.is_anon()) {
+        return 1;
+    }
+    let Some(folio) = folio else {
+        table.take_each::<L>(i, 1, to.gather.owed(), |_, _| ());
         return 1;
     };
     let first = folio.index_of(e.pfn(Level::Pte));
@@ -134,18 +177,34 @@ fn zap_present<'m, B: Strategy, L: Liveness, P: RmapPlatform>(
         table.single(i)
     };
     let n = run.count();
-    table.take_each::<L>(i, run.nr(), gather.owed(), |_, _| ());
+    let (mut dirty, mut young) = (false, false);
+    table.take_each::<L>(i, run.nr(), to.gather.owed(), |_, old| {
+        dirty |= old.is_dirty();
+        young |= old.is_young();
+    });
+    to.rss.add(RssKind::of(folio), n.get().into());
+    if !folio.is_anon() {
+        // The entries were all that knew (rules ZAP-02, FOLIO-45).
+        if young {
+            folio.set_flag(FolioFlags::REFERENCED);
+        }
+        if dirty && !mm_sync::mutant!("map.zap.lose_dirty") {
+            folio.set_flag(FolioFlags::DIRTY);
+        }
+        if dirty && L::LIVE && !mm_sync::mutant!("map.zap.rmap_first") {
+            to.delayed.push(owned(mm, folio, first, n), first, to.gather);
+            return run.nr();
+        }
+    }
     if mm_sync::mutant!("map.zap.put_first") {
         drop(owned(mm, folio, first, n));
         folio.remove_ptes(first, n, mm.id());
-        *anon += u64::from(n.get());
         return run.nr();
     }
     folio.remove_ptes(first, n, mm.id());
-    *anon += u64::from(n.get());
     // Dropping the references here instead would give the pages away while
     // other CPUs still translate to them.
-    gather.park(owned(mm, folio, first, n));
+    to.gather.park(owned(mm, folio, first, n));
     run.nr()
 }
 
@@ -155,23 +214,36 @@ fn zap_nonpresent<'m, P: RmapPlatform>(
     table: &mut LockedTable<'_, P>,
     i: usize,
     e: E<P>,
-    guards: Guards,
-    anon: &mut u64,
+    how: How,
+    rss: &mut Rss,
     gather: &mut FolioGather<'m, P>,
 ) {
+    let map = mm.platform().memmap();
     match e.nonpresent(Level::Pte) {
-        Some(NonPresent::Marker(m)) if m.contains(Markers::GUARD) && guards == Guards::Keep => {
+        Some(NonPresent::Marker(m)) if m.contains(Markers::GUARD) && how.guards == Guards::Keep => {
+            return;
+        }
+        // Private pages, wherever they are now.
+        Some(NonPresent::Swap(_) | NonPresent::Device { .. } | NonPresent::Hwpoison(_))
+            if how.pages == Pages::OfObject =>
+        {
             return;
         }
         Some(NonPresent::Swap(_)) => mm.counters().sub(RssKind::Swap, 1),
         // The migration's own: it finds the entry gone and drops its mapping.
-        Some(NonPresent::Migration { .. }) => *anon += 1,
+        Some(NonPresent::Migration { pfn, .. }) => {
+            let folio = map.folio(pfn);
+            if how.pages == Pages::OfObject && folio.is_anon() {
+                return;
+            }
+            rss.add(RssKind::of(folio), 1);
+        }
         Some(NonPresent::Device { pfn, .. }) => {
-            let folio = mm.platform().memmap().folio(pfn);
+            let folio = map.folio(pfn);
             let first = folio.index_of(pfn);
-            folio.remove_ptes(first, core::num::NonZeroU32::MIN, mm.id());
-            *anon += 1;
-            gather.park(owned(mm, folio, first, core::num::NonZeroU32::MIN));
+            folio.remove_ptes(first, NonZeroU32::MIN, mm.id());
+            rss.add(RssKind::of(folio), 1);
+            gather.park(owned(mm, folio, first, NonZeroU32::MIN));
         }
         Some(NonPresent::Marker(_) | NonPresent::Hwpoison(_)) | None => {}
     }
@@ -183,8 +255,18 @@ fn zap_nonpresent<'m, P: RmapPlatform>(
 fn zap_pmd<'m, P: RmapPlatform>(
     mm: &'m Mm<P>,
     mut pmd: LockedPmd<'_, P>,
+    how: How,
     gather: &mut FolioGather<'m, P>,
 ) {
+    let seen = pmd.entry();
+    let of_object = counted_folio(mm, seen, Level::Pmd).is_some_and(|f| !f.is_anon());
+    if how.pages == Pages::OfObject && !of_object {
+        return;
+    }
+    if of_object && seen.is_leaf(Level::Pmd) {
+        // One leaf, and maybe dirty: taken away behind a flush of its own.
+        return split_locked_pmd(mm, pmd);
+    }
     let old = pmd.swap(E::<P>::NONE, gather.owed());
     if let Some(frame) = pmd.withdraw() {
         // SAFETY: deposited tables are not linked, and this one was just
@@ -195,7 +277,7 @@ fn zap_pmd<'m, P: RmapPlatform>(
         if let Some(folio) = counted_folio(mm, old, Level::Pmd) {
             folio.remove_pmd(mm.id());
             mm.counters().sub(RssKind::Anon, pmd_pages::<P>());
-            gather.park(owned(mm, folio, 0, core::num::NonZeroU32::MIN));
+            gather.park(owned(mm, folio, 0, NonZeroU32::MIN));
         }
     } else if matches!(old.nonpresent(Level::Pmd), Some(NonPresent::Migration { .. })) {
         mm.counters().sub(RssKind::Anon, pmd_pages::<P>());

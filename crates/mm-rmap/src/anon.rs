@@ -5,7 +5,7 @@ use crate::grove::{Grove, Own};
 use mm_arch::{VirtAddr, VirtRange};
 use mm_folio::{AllocError, AnonId, MmId};
 use mm_sync::{ReadGuard, RwLock, WriteGuard};
-use mm_vma::{Mm, MmWrite, Platform, StoreError, Vma, VmaFlags, VmaStore};
+use mm_vma::{Mm, Platform, Vma, VmaFlags, VmaStore};
 
 const LOCK_BITS: u32 = 4;
 const NR_LOCKS: usize = 1 << LOCK_BITS;
@@ -73,6 +73,7 @@ fn could_be_one(lower: &Vma, upper: &Vma) -> bool {
     let changeable = VmaFlags::ACCESS | VmaFlags::SOFTDIRTY;
     lower.start().checked_add(lower.range().bytes()) == Some(upper.start())
         && lower.pgoff() + lower.nr_pages() == upper.pgoff()
+        && lower.same_backing(upper)
         && changeable.contains(lower.flags() ^ upper.flags())
 }
 
@@ -269,41 +270,6 @@ impl<P: RmapPlatform> AnonTrees<P> {
             (None, _) => Self::linked(&grove, mm.id(), upper.start()),
         };
         grove.relocate(kept, lower);
-    }
-
-    /// Makes `va` a VMA boundary, in the store and in the trees; whether it
-    /// was not one before.
-    ///
-    /// # Errors
-    ///
-    /// If `va` is not page-aligned or there is no memory; nothing changed then.
-    pub fn split_at(&self, vmas: &mut MmWrite<'_, P>, va: VirtAddr) -> Result<bool, StoreError> {
-        let mm = vmas.mm();
-        let old = vmas.find(va).map(Vma::range);
-        if !vmas.split_at(va)? {
-            return Ok(false);
-        }
-        let (Some(old), Some(upper)) = (old, vmas.find(va)) else { return Ok(true) };
-        let Some(lower) = vmas.find(old.start()) else { return Ok(true) };
-        // The upper part is linked while the lower one is still listed with
-        // its old range: a walk meets its pages twice rather than never.
-        if lower.anon().is_some() && self.clone_vma(mm, lower, upper).is_err() {
-            let halves = |_: &Vma, u: &Vma| u.start() == va;
-            vmas.merge_around(old, halves, |_, _| ());
-            return Err(StoreError::NoMemory);
-        }
-        self.adjusted(mm, old, lower);
-        Ok(true)
-    }
-    /// Joins neighbours that touch `range` where their trees allow it, in the
-    /// store and in the trees.
-    pub fn merge_around(&self, vmas: &mut MmWrite<'_, P>, range: VirtRange) {
-        let mm = vmas.mm();
-        vmas.merge_around(
-            range,
-            |lower, upper| self.mergeable(lower, upper),
-            |lower, upper| self.merged(mm, lower, upper),
-        );
     }
 
     /// The root of a tree: what the mapping of a folio names that may be shared

@@ -3,9 +3,10 @@
 //! For tests and simulators: nothing may change meanwhile.
 
 use crate::anon::id_of;
-use crate::{AnonTrees, Hit, MappedWalk, RmapPlatform, Seek, Strict};
+use crate::{AnonTrees, FileTrees, Hit, MappedWalk, RmapPlatform, Seek, Strict, Visitor, WalkEnd};
 use core::ops::ControlFlow;
-use mm_folio::{AnonId, Folio};
+use mm_arch::VirtRange;
+use mm_folio::{AnonId, FileId, Folio, MmId};
 
 /// What is wrong with the trees (rule RMAP-20).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,17 +85,20 @@ impl<P: RmapPlatform> AnonTrees<P> {
                 if counted != tree.nr_active {
                     bad(GraphFault::Active { tree: id, counted, claimed: tree.nr_active });
                 }
-                if active().any(|(_, m)| m.mm_id != tree.owner) {
+                if active().any(|(_, m)| m.place.mm_id != tree.owner) {
                     bad(GraphFault::Owner(id));
                 }
-                let ordered = tree.links.is_sorted_by_key(|l| l.first);
-                let true_links = tree.links.iter().all(|l| {
+                let links = tree.links.as_slice();
+                let ordered = links.is_sorted_by_key(|l| l.first);
+                let true_links = links.iter().all(|l| {
                     grove.members.get(l.member).is_some_and(|m| {
-                        m.pgoff == l.first && m.nr_pages == l.nr && m.trees.contains(&slot)
+                        m.place.pgoff == l.first
+                            && m.place.nr_pages == l.nr
+                            && m.trees.contains(&slot)
                     })
                 });
                 let listed = grove.members.iter().filter(|(_, m)| m.trees.contains(&slot)).count();
-                if !ordered || !true_links || listed != tree.links.len() {
+                if !ordered || !true_links || listed != links.len() {
                     bad(GraphFault::Links(id));
                 }
                 let family = |t: u32| grove.trees.get(t).is_some_and(|t| t.root == tree.root);
@@ -123,17 +127,7 @@ impl<P: RmapPlatform> AnonTrees<P> {
     /// Counts the entries that map an anonymous folio, through the trees (rule
     /// INV-5). The folio is locked.
     pub fn count_mappings(&self, folio: Folio<'_, P>) -> u32 {
-        let mut found = 0;
-        self.walk(folio, &mut |mm, visit| {
-            let mut walk = MappedWalk::<P, Strict>::new(mm, &visit, folio, Seek::Mappings);
-            while let Some(hit) = walk.next_hit() {
-                found += match hit {
-                    Hit::Pmd(_) | Hit::Pte(_) => 1,
-                };
-            }
-            ControlFlow::Continue(())
-        });
-        found
+        count_hits(folio, |visit| self.walk(folio, visit))
     }
     /// Whether as many entries map the folio as its map count says (rule INV-5). Takes
     /// the folio lock if it is free; a locked folio must be locked by the caller.
@@ -143,7 +137,48 @@ impl<P: RmapPlatform> AnonTrees<P> {
     /// If not.
     pub fn audit_folio(&self, folio: Folio<'_, P>) -> Result<(), MapcountFault> {
         let _locked = folio.try_lock();
-        let (found, claimed) = (self.count_mappings(folio), folio.mapcount());
-        if found == claimed { Ok(()) } else { Err(MapcountFault { found, claimed }) }
+        compare(self.count_mappings(folio), folio)
     }
+}
+
+impl<P: RmapPlatform> FileTrees<P> {
+    /// Every linked VMA: object, address space, range, index of the first page in
+    /// the object.
+    pub fn members(&self, each: &mut dyn FnMut(FileId, MmId, VirtRange, u64)) {
+        self.each_link(&mut |id, link, place| {
+            debug_assert_eq!(place.link(link.member), *link);
+            each(id, place.mm_id, place.range, place.pgoff);
+        });
+    }
+    /// As [`AnonTrees::audit_folio`], for a page of a file or of shared memory.
+    ///
+    /// # Errors
+    ///
+    /// If another number of entries map the folio than its map count says.
+    pub fn audit_folio(&self, folio: Folio<'_, P>) -> Result<(), MapcountFault> {
+        let _locked = folio.try_lock();
+        compare(count_hits(folio, |visit| self.walk(folio, visit)), folio)
+    }
+}
+
+/// Counts the entries that `walk` leads to.
+fn count_hits<P: RmapPlatform>(
+    folio: Folio<'_, P>,
+    walk: impl FnOnce(&mut Visitor<'_, P>) -> WalkEnd,
+) -> u32 {
+    let mut found = 0;
+    walk(&mut |mm, visit| {
+        let mut walk = MappedWalk::<P, Strict>::new(mm, &visit, folio, Seek::Mappings);
+        while let Some(hit) = walk.next_hit() {
+            found += match hit {
+                Hit::Pmd(_) | Hit::Pte(_) => 1,
+            };
+        }
+        ControlFlow::Continue(())
+    });
+    found
+}
+fn compare<P: RmapPlatform>(found: u32, folio: Folio<'_, P>) -> Result<(), MapcountFault> {
+    let claimed = folio.mapcount();
+    if found == claimed { Ok(()) } else { Err(MapcountFault { found, claimed }) }
 }

@@ -1,8 +1,8 @@
 //! The anonymous trees that share one lock: their graph, without the locking.
 
-use alloc::sync::Weak;
+use crate::links::{Links, Place};
 use alloc::vec::Vec;
-use mm_arch::{VirtAddr, VirtRange};
+use mm_arch::VirtAddr;
 use mm_folio::{AllocError, MmId};
 use mm_vma::{Mm, Platform, Vma};
 
@@ -14,11 +14,11 @@ pub(crate) struct Slots<T> {
 }
 
 impl<T> Slots<T> {
-    const fn new() -> Self {
+    pub const fn new() -> Self {
         Slots { at: Vec::new(), free: Vec::new() }
     }
     /// Makes room, so that the next [`insert`](Self::insert) does not allocate.
-    fn reserve(&mut self) -> Result<(), AllocError> {
+    pub fn reserve(&mut self) -> Result<(), AllocError> {
         if self.free.is_empty() {
             if self.at.len() >= MAX_SLOTS {
                 return Err(AllocError);
@@ -28,7 +28,7 @@ impl<T> Slots<T> {
         }
         Ok(())
     }
-    fn insert(&mut self, value: T) -> u32 {
+    pub fn insert(&mut self, value: T) -> u32 {
         match self.free.pop() {
             Some(slot) => {
                 self.at[slot as usize] = Some(value);
@@ -40,7 +40,7 @@ impl<T> Slots<T> {
             }
         }
     }
-    fn remove(&mut self, slot: u32) -> Option<T> {
+    pub fn remove(&mut self, slot: u32) -> Option<T> {
         let value = self.at.get_mut(slot as usize)?.take();
         if value.is_some() {
             self.free.push(slot);
@@ -50,7 +50,7 @@ impl<T> Slots<T> {
     pub fn get(&self, slot: u32) -> Option<&T> {
         self.at.get(slot as usize)?.as_ref()
     }
-    fn get_mut(&mut self, slot: u32) -> Option<&mut T> {
+    pub fn get_mut(&mut self, slot: u32) -> Option<&mut T> {
         self.at.get_mut(slot as usize)?.as_mut()
     }
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
@@ -73,71 +73,17 @@ pub(crate) struct Tree {
     pub nr_active: u32,
     /// The address space of the active VMAs: there is never more than one.
     pub owner: MmId,
-    /// Members by linear index; equal ones in the order in which they joined,
-    /// so that a moved VMA is visited behind its original (rule RMAP-32).
-    pub links: Vec<Link>,
-    /// No link covers more pages than this.
-    longest: u64,
+    /// Its members.
+    pub links: Links,
 }
 
-/// A member of a tree, with its range of linear indexes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Link {
-    pub first: u64,
-    pub nr: u64,
-    pub member: u32,
-}
-
-impl Tree {
-    /// The members that overlap `nr` indexes from `first` on, in order.
-    pub fn overlapping(&self, first: u64, nr: u64) -> impl Iterator<Item = &Link> {
-        let end = first.saturating_add(nr);
-        // Whatever begins further down ends before `first`.
-        let from = first.saturating_sub(self.longest);
-        let start = self.links.partition_point(|l| l.first < from);
-        self.links[start..]
-            .iter()
-            .take_while(move |l| l.first < end)
-            .filter(move |l| first < l.first.saturating_add(l.nr))
-    }
-    /// Room for the link was reserved.
-    fn link(&mut self, link: Link) {
-        let at = self.links.partition_point(|l| l.first <= link.first);
-        self.links.insert(at, link);
-        self.longest = self.longest.max(link.nr);
-    }
-    fn unlink(&mut self, first: u64, member: u32) {
-        let from = self.links.partition_point(|l| l.first < first);
-        if let Some(i) = self.links[from..].iter().position(|l| l.member == member) {
-            self.links.remove(from + i);
-        }
-        if self.links.is_empty() {
-            self.longest = 0;
-        }
-    }
-}
-
-/// A VMA that is in trees: what the trees need to know of it.
+/// A VMA that is in trees.
 pub(crate) struct Member<P: Platform> {
-    /// Does not keep the space alive: a space unlinks its VMAs when it exits.
-    pub mm: Weak<Mm<P>>,
-    pub mm_id: MmId,
-    pub range: VirtRange,
-    pub pgoff: u64,
-    pub nr_pages: u64,
+    pub place: Place<P>,
     /// The tree that its new folios name.
     pub own: u32,
     /// All trees that it is in, in the order in which it joined: the oldest first.
     pub trees: Vec<u32>,
-}
-
-impl<P: Platform> Member<P> {
-    fn key(&self) -> (MmId, VirtAddr) {
-        (self.mm_id, self.range.start())
-    }
-    fn link(&self, member: u32) -> Link {
-        Link { first: self.pgoff, nr: self.nr_pages, member }
-    }
 }
 
 /// How a new member comes by the tree that its new folios will name.
@@ -170,7 +116,7 @@ impl<P: Platform> Grove<P> {
     }
     fn position(&self, key: (MmId, VirtAddr)) -> Result<usize, usize> {
         self.by_start.binary_search_by(|m| match self.members.get(*m) {
-            Some(member) => member.key().cmp(&key),
+            Some(member) => member.place.key().cmp(&key),
             None => core::cmp::Ordering::Less,
         })
     }
@@ -195,7 +141,7 @@ impl<P: Platform> Grove<P> {
     }
     /// Everything was reserved.
     fn insert_member(&mut self, member: Member<P>) -> u32 {
-        let key = member.key();
+        let key = member.place.key();
         let at = self.position(key);
         debug_assert!(at.is_err(), "a VMA of {key:?} is linked already");
         let slot = self.members.insert(member);
@@ -211,15 +157,7 @@ impl<P: Platform> Grove<P> {
     ) -> Result<Member<P>, AllocError> {
         let mut trees = Vec::new();
         trees.try_reserve_exact(nr_trees).map_err(|_| AllocError)?;
-        Ok(Member {
-            mm: mm.downgrade(),
-            mm_id: mm.id(),
-            range: vma.range(),
-            pgoff: vma.pgoff(),
-            nr_pages: vma.nr_pages(),
-            own,
-            trees,
-        })
+        Ok(Member { place: Place::of(mm, vma), own, trees })
     }
 
     /// Links `vma` into the tree of `neighbour`, or into a new root
@@ -235,12 +173,12 @@ impl<P: Platform> Grove<P> {
         let reused = neighbour.and_then(|n| self.members.get(n)).map(|n| n.own);
         let tree = match reused {
             Some(tree) => {
-                self.tree_mut(tree).links.try_reserve(1).map_err(|_| AllocError)?;
+                self.tree_mut(tree).links.reserve()?;
                 tree
             }
             None => {
                 self.trees.reserve()?;
-                let tree = Self::new_tree(mm.id(), 1)?;
+                let tree = Self::new_tree(mm.id())?;
                 let slot = self.trees.insert(tree);
                 let tree = self.tree_mut(slot);
                 (tree.root, tree.parent, tree.nr_children) = (slot, slot, 1);
@@ -254,14 +192,15 @@ impl<P: Platform> Grove<P> {
         self.tree_mut(tree).nr_active += 1;
         Ok(tree)
     }
-    fn new_tree(owner: MmId, nr_links: usize) -> Result<Tree, AllocError> {
-        let mut links = Vec::new();
-        links.try_reserve(nr_links).map_err(|_| AllocError)?;
-        Ok(Tree { root: 0, parent: 0, nr_children: 0, nr_active: 0, owner, links, longest: 0 })
+    /// A tree with room for one link.
+    fn new_tree(owner: MmId) -> Result<Tree, AllocError> {
+        let mut links = Links::new();
+        links.reserve()?;
+        Ok(Tree { root: 0, parent: 0, nr_children: 0, nr_active: 0, owner, links })
     }
     fn link_member(&mut self, member: u32, tree: u32) {
-        if let Some(link) = self.members.get(member).map(|m| m.link(member)) {
-            self.tree_mut(tree).link(link);
+        if let Some(link) = self.members.get(member).map(|m| m.place.link(member)) {
+            self.tree_mut(tree).links.link(link);
         }
     }
 
@@ -293,13 +232,13 @@ impl<P: Platform> Grove<P> {
             member.trees.extend_from_slice(&source.trees);
         }
         for &tree in &member.trees {
-            self.tree_mut(tree).links.try_reserve(1).map_err(|_| AllocError)?;
+            self.tree_mut(tree).links.reserve()?;
         }
         let own = match reused {
             Some(tree) => tree,
             None => {
                 self.trees.reserve()?;
-                let tree = Self::new_tree(mm.id(), 1)?;
+                let tree = Self::new_tree(mm.id())?;
                 let slot = self.trees.insert(Tree { root, parent, ..tree });
                 self.tree_mut(parent).nr_children += 1;
                 member.trees.push(slot);
@@ -322,8 +261,8 @@ impl<P: Platform> Grove<P> {
     /// Gives a member another range and linear index.
     pub fn relocate(&mut self, member: u32, vma: &Vma) {
         let Some(m) = self.members.get(member) else { return };
-        let (old_key, old_pgoff) = (m.key(), m.pgoff);
-        if m.range == vma.range() && old_pgoff == vma.pgoff() {
+        let (old_key, old_pgoff) = (m.place.key(), m.place.pgoff);
+        if m.place.range == vma.range() && old_pgoff == vma.pgoff() {
             return;
         }
         if let Ok(at) = self.position(old_key) {
@@ -331,11 +270,11 @@ impl<P: Platform> Grove<P> {
         }
         for i in 0.. {
             let Some(&tree) = self.members.get(member).and_then(|m| m.trees.get(i)) else { break };
-            self.tree_mut(tree).unlink(old_pgoff, member);
+            self.tree_mut(tree).links.unlink(old_pgoff, member);
         }
         if let Some(m) = self.members.get_mut(member) {
-            (m.range, m.pgoff, m.nr_pages) = (vma.range(), vma.pgoff(), vma.nr_pages());
-            let key = m.key();
+            m.place.adjust(vma);
+            let key = m.place.key();
             let (Ok(at) | Err(at)) = self.position(key);
             // Into the room that the old position left.
             self.by_start.insert(at, member);
@@ -349,14 +288,14 @@ impl<P: Platform> Grove<P> {
     /// Takes a member out of all trees; trees that are empty then are gone
     /// (rule RMAP-24).
     pub fn remove(&mut self, member: u32) {
-        let Some(key) = self.members.get(member).map(Member::key) else { return };
+        let Some(key) = self.members.get(member).map(|m| m.place.key()) else { return };
         if let Ok(at) = self.position(key) {
             self.by_start.remove(at);
         }
         let Some(m) = self.members.remove(member) else { return };
         self.tree_mut(m.own).nr_active -= 1;
         for &tree in &m.trees {
-            self.tree_mut(tree).unlink(m.pgoff, member);
+            self.tree_mut(tree).links.unlink(m.place.pgoff, member);
         }
         // The youngest first: a root goes last.
         for &tree in m.trees.iter().rev() {

@@ -34,17 +34,25 @@
 //!   tables, and waits, in its [`Strict`] form, for whoever has taken an entry
 //!   and not yet counted it out.
 //!
+//! # Files
+//!
+//! A page of a file or of shared memory names its object, and [`FileTrees`] lists the
+//! VMAs that show an object. [`mkclean`] uses them to be told of the next store;
+//! truncation, to unmap a range of an object without a folio at hand.
+//!
 //! # PMD split
 //!
-//! [`split_pmd`] turns a PMD leaf into a table of PTEs in place. It cannot fail,
-//! since the table was deposited with the leaf, and it can be done under the lock of
-//! the trees alone, since the leaf says all that the PTEs need to know.
+//! [`split_pmd`] turns a PMD leaf of anonymous memory into a table of PTEs in place. It
+//! cannot fail, since the table was deposited with the leaf, and it can be done under
+//! the lock of the trees alone, since the leaf says all that the PTEs need to know. A
+//! leaf of a file is taken away: the next fault finds the page again.
 //!
 //! # Locks
 //!
 //! ```text
 //!   mmap lock
 //!     folio lock
+//!       lock of a file's tree    (a small fixed set, by object)
 //!       lock of the trees        (a small fixed set, by family)
 //!         PMD table lock, PTE table lock
 //!           counts lock of a folio
@@ -52,7 +60,7 @@
 //!
 //! # Not here
 //!
-//! Files and shared memory, merged pages, migration, the splitting of folios.
+//! Merged pages, migration, the splitting of folios.
 //!
 //! # Example
 //!
@@ -94,23 +102,32 @@ extern crate alloc;
 
 mod anon;
 mod audit;
+mod file;
 mod grove;
+mod links;
 mod mapped_walk;
+mod mkclean;
 #[cfg(feature = "model")]
 pub mod model;
 mod split_pmd;
+mod vmas;
 mod walk;
 
 pub use anon::{AnonTrees, WalksExcluded};
 pub use audit::{GraphFault, MapcountFault};
+pub use file::{FileTrees, FileWalksExcluded};
 pub use mapped_walk::{Hit, Lookup, MappedWalk, Peek, PteHit, Seek, Strict};
+pub use mkclean::mkclean;
 pub use split_pmd::{split_locked_pmd, split_pmd};
+pub use vmas::{clone_vma, fork_vma, link_vma, merge_vmas, split_vma, unlink_vma, vma_resized};
 pub use walk::{Visit, Visitor, WalkEnd};
 
 use mm_vma::Platform;
 
-/// A kernel that keeps anonymous trees.
+/// A kernel that keeps trees: one set for all address spaces.
 pub trait RmapPlatform: Platform {
-    /// The trees, one set for all address spaces.
+    /// The trees of anonymous memory.
     fn anon_trees(&self) -> &AnonTrees<Self>;
+    /// The trees of files and shared memory.
+    fn file_trees(&self) -> &FileTrees<Self>;
 }

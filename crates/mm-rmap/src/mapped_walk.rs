@@ -132,7 +132,7 @@ impl<'g, P: RmapPlatform, L: Lookup> MappedWalk<'g, P, L> {
             mm,
             visit.stay,
             visit.va,
-            u64::from(visit.nr_pages),
+            visit.nr_pages,
             (folio.head(), u64::from(folio.nr_pages())),
             seek,
         )

@@ -1,6 +1,6 @@
 //! The model machine of mm-vma, with trees.
 
-use crate::{AnonTrees, RmapPlatform};
+use crate::{AnonTrees, FileTrees, RmapPlatform};
 use alloc::boxed::Box;
 use mm_arch::Arch;
 use mm_folio::AllocError;
@@ -8,9 +8,18 @@ pub use mm_vma::model::{
     EventCounts, FIRST_FRAME, FailureInjector, ModelConfig, ModelFrames, ModelPlatform, ModelTables,
 };
 
+/// What the trees add to a model machine.
+struct Trees<A: Arch> {
+    anon: AnonTrees<ModelPlatform<A>>,
+    files: FileTrees<ModelPlatform<A>>,
+}
+
 impl<A: Arch> RmapPlatform for ModelPlatform<A> {
     fn anon_trees(&self) -> &AnonTrees<Self> {
-        self.extension()
+        &self.extension::<Trees<A>>().anon
+    }
+    fn file_trees(&self) -> &FileTrees<Self> {
+        &self.extension::<Trees<A>>().files
     }
 }
 
@@ -20,6 +29,6 @@ impl<A: Arch> RmapPlatform for ModelPlatform<A> {
 ///
 /// If it is too small for its zero folios.
 pub fn machine<A: Arch>(config: ModelConfig) -> Result<ModelPlatform<A>, AllocError> {
-    let trees = AnonTrees::<ModelPlatform<A>>::new();
+    let trees = Trees::<A> { anon: AnonTrees::new(), files: FileTrees::new() };
     ModelPlatform::new(ModelConfig { extension: Box::new(trees), ..config })
 }

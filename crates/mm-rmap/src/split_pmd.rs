@@ -2,15 +2,16 @@
 
 use crate::RmapPlatform;
 use mm_arch::{AccessKind, Arch, Entry, Level, Pfn, Protection, Rights, VirtAddr, WriteKind};
-use mm_folio::FolioFlags;
+use mm_folio::{FolioFlags, FolioRun, Get};
 use mm_pgtable::{LockedEntry, LockedPmd, TablesStay};
-use mm_vma::{Event, Mm, Observer, Platform};
+use mm_vma::{Event, Mm, Observer, Platform, RssKind};
 
 type E<P> = <<P as mm_pgtable::TableSpace>::Arch as Arch>::Entry;
 
 /// Splits the PMD leaf that maps `va`, if there is one: afterwards PTEs map the
 /// same pages with the same rights (rules PSPLIT-01..05). Never fails: the table was
-/// deposited when the leaf was made.
+/// deposited when the leaf was made. A leaf of a file or of shared memory is taken
+/// away instead, and nothing is mapped there (ZAP-09, VMA-01).
 ///
 /// Nothing that an access could see changes, nor do the resident-set counters.
 /// The folio gets a reference and a mapping per page, and every page is
@@ -19,7 +20,7 @@ type E<P> = <<P as mm_pgtable::TableSpace>::Arch as Arch>::Entry;
 ///
 /// # Panics
 ///
-/// If the leaf has no deposited table.
+/// If a leaf of anonymous memory has no deposited table.
 pub fn split_pmd<P: RmapPlatform>(mm: &Mm<P>, stay: TablesStay<'_>, va: VirtAddr) {
     // A PTE table, a hole, or something non-present (a migration entry): no leaf.
     if let LockedEntry::Huge(locked) = mm.tables().lock_entry(stay, va)
@@ -33,13 +34,19 @@ pub fn split_pmd<P: RmapPlatform>(mm: &Mm<P>, stay: TablesStay<'_>, va: VirtAddr
 ///
 /// # Panics
 ///
-/// If the leaf has no deposited table.
+/// If a leaf of anonymous memory has no deposited table.
 pub fn split_locked_pmd<P: RmapPlatform>(mm: &Mm<P>, mut locked: LockedPmd<'_, P>) {
     let seen = locked.entry();
     if !seen.is_leaf(Level::Pmd) {
         return;
     }
     let platform = mm.platform();
+    if platform.memmap().contains(seen.pfn(Level::Pmd))
+        && !platform.memmap().is_huge_zero(seen.pfn(Level::Pmd))
+        && !platform.memmap().folio(seen.pfn(Level::Pmd)).is_anon()
+    {
+        return take_file_pmd(mm, locked);
+    }
     let nr = P::Arch::nr_entries(Level::Pte);
     let Some(frame) = locked.withdraw() else {
         panic!("the PMD leaf at {} has no deposited table", locked.at().va)
@@ -82,6 +89,30 @@ pub fn split_locked_pmd<P: RmapPlatform>(mm: &Mm<P>, mut locked: LockedPmd<'_, P
     owed.already_done();
     drop(locked);
     platform.observer().event(Event::PmdSplit, 1);
+}
+
+/// Takes a leaf of a file or of shared memory away: whoever accesses its pages finds
+/// them again by a fault.
+fn take_file_pmd<P: RmapPlatform>(mm: &Mm<P>, mut locked: LockedPmd<'_, P>) {
+    let map = mm.platform().memmap();
+    let mut owed = mm.tables().tlb().obligation();
+    let old = locked.swap(E::<P>::NONE, &mut owed);
+    // While it still counts as mapped: who cleans the page waits for the lock, and
+    // must not write it out before the last store has reached it.
+    owed.pay();
+    let folio = map.folio(old.pfn(Level::Pmd));
+    if old.is_dirty() {
+        folio.set_flag(FolioFlags::DIRTY);
+    }
+    if old.is_young() {
+        folio.set_flag(FolioFlags::REFERENCED);
+    }
+    let kind = RssKind::of(folio);
+    folio.remove_pmd(mm.id());
+    mm.counters().sub(kind, 1 << P::Arch::order(Level::Pmd));
+    drop(locked);
+    mm.platform().observer().event(Event::PmdSplit, 1);
+    map.put_run::<Get>(FolioRun::new(folio.head(), 0, 1));
 }
 
 /// The template of the PTEs under a leaf: the rights of the leaf itself, which

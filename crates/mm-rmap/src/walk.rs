@@ -1,25 +1,30 @@
 //! Walks over everything that may map a folio.
 
 use crate::grove::Grove;
+use crate::links::{Links, Place};
 use crate::{AnonTrees, RmapPlatform};
 use alloc::sync::Arc;
 use core::ops::ControlFlow;
 use mm_arch::{Arch, VirtAddr, VirtRange};
 use mm_folio::{Folio, FolioFlags};
 use mm_pgtable::TablesStay;
-use mm_vma::Mm;
+use mm_vma::{Mm, Platform};
 
-/// A part of a VMA in which pages of the folio may be mapped (rule RMAP-28).
+/// A part of a VMA in which pages of the folio, or of a range of an object, may be
+/// mapped (rule RMAP-28).
 #[derive(Clone, Copy, Debug)]
 pub struct Visit<'w> {
     /// The whole VMA.
     pub vma: VirtRange,
-    /// Where page [`index`](Self::index) of the folio belongs.
+    /// Where page [`index`](Self::index) of the folio, or of the range that is
+    /// walked, belongs.
     pub va: VirtAddr,
-    /// The first page of the folio that lies inside the VMA.
-    pub index: u32,
+    /// The first page that lies inside the VMA.
+    pub index: u64,
     /// Number of pages that lie inside; at least one.
-    pub nr_pages: u32,
+    pub nr_pages: u64,
+    /// The VMA is shared: stores through it reach the object.
+    pub shared: bool,
     /// No table of the space that covers the VMA is freed during the visit: the
     /// VMA leaves the trees first, and the walk holds their lock.
     pub stay: TablesStay<'w>,
@@ -32,7 +37,7 @@ pub enum WalkEnd {
     Complete,
     /// A visit broke the walk off (rule RMAP-29).
     Stopped,
-    /// Nothing maps the folio, or it is not anonymous.
+    /// Nothing maps the folio, or it is not of the kind that the trees are about.
     Unmapped,
     /// Somebody changes the trees, and the caller did not want to wait.
     Contended,
@@ -77,28 +82,43 @@ impl<P: RmapPlatform> AnonTrees<P> {
             return WalkEnd::Unmapped;
         }
         let Some(tree) = grove.trees.get(tree) else { return WalkEnd::Unmapped };
-        let nr_pages = u64::from(folio.nr_pages());
-        for link in tree.overlapping(index, nr_pages) {
-            let Some(member) = grove.members.get(link.member) else { continue };
-            let Some(mm) = member.mm.upgrade() else { continue };
-            // Where the folio begins below the VMA, the VMA's first page is the
-            // first to look at.
-            let first = index.max(link.first);
-            let end = index.saturating_add(nr_pages).min(link.first.saturating_add(link.nr));
-            let visited = Visit {
-                vma: member.range,
-                va: member.range.start().add_units(first - link.first, P::Arch::PAGE_SHIFT),
-                index: (first - index) as u32,
-                nr_pages: (end - first) as u32,
-                // SAFETY: tables under a VMA are freed only after it left the
-                // trees, for which the lock that `grove` is borrowed from is
-                // taken exclusively. Of other tables this says nothing.
-                stay: unsafe { TablesStay::of_range(mm.tables(), member.range) },
-            };
-            if visit(&mm, visited).is_break() {
-                return WalkEnd::Stopped;
-            }
-        }
-        WalkEnd::Complete
+        let pages = (index, u64::from(folio.nr_pages()));
+        visit_links(&tree.links, pages, |m| Some(&grove.members.get(m)?.place), visit)
     }
+}
+
+/// Visits the VMAs of `links` that overlap `pages` (first linear index, number).
+///
+/// The caller holds the lock that a VMA of `links` has to leave them by before
+/// page tables under it are freed.
+pub(crate) fn visit_links<'l, P: Platform>(
+    links: &Links,
+    pages: (u64, u64),
+    place: impl Fn(u32) -> Option<&'l Place<P>>,
+    visit: &mut Visitor<'_, P>,
+) -> WalkEnd {
+    let (index, nr_pages) = pages;
+    for link in links.overlapping(index, nr_pages) {
+        let Some(place) = place(link.member) else { continue };
+        let Some(mm) = place.space() else { continue };
+        // Where the pages begin below the VMA, the VMA's first page is the
+        // first to look at.
+        let first = index.max(link.first);
+        let end = index.saturating_add(nr_pages).min(link.first.saturating_add(link.nr));
+        let visited = Visit {
+            vma: place.range,
+            va: place.range.start().add_units(first - link.first, P::Arch::PAGE_SHIFT),
+            index: first - index,
+            nr_pages: end - first,
+            shared: place.shared,
+            // SAFETY: tables under a VMA are freed only after it left the
+            // links, for which the lock that the caller holds is taken
+            // exclusively. Of other tables this says nothing.
+            stay: unsafe { TablesStay::of_range(mm.tables(), place.range) },
+        };
+        if visit(&mm, visited).is_break() {
+            return WalkEnd::Stopped;
+        }
+    }
+    WalkEnd::Complete
 }

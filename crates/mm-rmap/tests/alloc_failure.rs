@@ -137,7 +137,7 @@ fn a_split_without_memory_is_undone() {
         let mut vmas = mm.write();
         let at = VirtAddr::new(5 << 12);
         trees(&p).prepare(&mm, &vmas, vmas.find(at).expect("there")).expect("memory");
-        let done = match failing(n, || trees(&p).split_at(&mut vmas, at)) {
+        let done = match failing(n, || mm_rmap::split_vma(&mut vmas, at)) {
             Ok(split) => split,
             Err(e) => {
                 assert_eq!(e, StoreError::NoMemory);

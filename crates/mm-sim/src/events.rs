@@ -35,6 +35,12 @@ pub struct EventCounts {
     pub anon_fault_alloc: [Counter; MAX_ORDERS],
     /// By order.
     pub anon_fault_fallback: [Counter; MAX_ORDERS],
+    /// By order.
+    pub shmem_alloc: [Counter; MAX_ORDERS],
+    /// By order.
+    pub shmem_fallback: [Counter; MAX_ORDERS],
+    /// By order.
+    pub folio_split: [Counter; MAX_ORDERS],
 }
 
 impl Observer for EventCounts {
@@ -57,6 +63,9 @@ impl Observer for EventCounts {
             Event::PmdSplit => self.pmd_split.add(nr),
             Event::AnonFaultAlloc => by_order(&self.anon_fault_alloc),
             Event::AnonFaultFallback => by_order(&self.anon_fault_fallback),
+            Event::ShmemAlloc => by_order(&self.shmem_alloc),
+            Event::ShmemFallback => by_order(&self.shmem_fallback),
+            Event::FolioSplit => by_order(&self.folio_split),
         }
     }
 }

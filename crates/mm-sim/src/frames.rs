@@ -115,9 +115,14 @@ impl Frames {
             word.fetch_or(STORED, Relaxed);
         }
     }
-    /// Whether a CPU stored to the frame since it was allocated.
+    /// Whether a CPU stored to the frame since it was allocated, or written out.
     pub fn is_stored(&self, pfn: Pfn) -> bool {
         self.word(pfn).load(Relaxed) & STORED != 0
+    }
+
+    /// What was stored to the frame is somewhere else as well by now.
+    pub(crate) fn clear_stored(&self, pfn: Pfn) {
+        self.word(pfn).fetch_and(!STORED, Relaxed);
     }
 
     fn take(&self, order: u32, used_for: u32) -> Result<Pfn, AllocError> {

@@ -78,6 +78,7 @@
 
 mod audit;
 mod cpu;
+mod device;
 mod epochs;
 mod events;
 mod frames;
@@ -91,8 +92,9 @@ mod scan;
 mod syscalls;
 mod tables;
 
-pub use audit::{AuditViolation, Shadow, ShadowPin, audit, leaks};
+pub use audit::{AuditViolation, Shadow, ShadowPin, Spot, audit, leaks};
 pub use cpu::{CpuViolation, Cpus, FlushCounts, PageFault, Plant};
+pub use device::{File, FileError, Object, Shmem, ShmemKind};
 pub use epochs::ThreadHandles;
 pub use events::{EventCounts, Events};
 pub use frames::{FrameSource, FrameUse, Frames};

@@ -1,5 +1,6 @@
 //! A machine: memory, CPUs, and the policy its kernel runs with.
 
+use crate::device::Objects;
 use crate::epochs::ThreadHandles;
 use crate::events::{EventCounts, Events};
 use crate::platform::Parts;
@@ -7,7 +8,7 @@ use crate::process::Process;
 use crate::{Cpus, FrameSource, FrameTables, Frames, Host, Policy, Ram};
 use mm_arch::{Arch, Level, Pfn};
 use mm_folio::{AllocError, FrameBytes, Get, MAX_ORDERS, MemMap, MmIds};
-use mm_rmap::AnonTrees;
+use mm_rmap::{AnonTrees, FileTrees};
 use mm_sync::Quiescence;
 use mm_sync::epoch::Epoch;
 use mm_vma::{Mm, MmError};
@@ -126,6 +127,8 @@ impl<A: Arch, O: Events> Machine<A, O> {
             memmap,
             mm_ids: MmIds::new(),
             anon: AnonTrees::new(),
+            files: FileTrees::new(),
+            objects: Objects::new(),
             events: O::default(),
             policy: std::sync::RwLock::new(policy),
             zero_page,

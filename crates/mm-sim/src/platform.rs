@@ -1,13 +1,14 @@
 //! The machine as the algorithms see it: the handle that implements the traits
 //! of a kernel.
 
+use crate::device::Objects;
 use crate::epochs::ThreadHandles;
 use crate::events::{EventCounts, Events};
 use crate::{Cpus, FrameSource, FrameTables, Frames, Policy};
 use mm_arch::{Arch, Pfn, Tlb};
 use mm_folio::{FolioSpace, MemMap, MmIds};
 use mm_pgtable::TableSpace;
-use mm_rmap::{AnonTrees, RmapPlatform};
+use mm_rmap::{AnonTrees, FileTrees, RmapPlatform};
 use mm_sync::epoch::Epoch;
 use mm_sync::{DefaultLock, DefaultRwLock, Quiescence};
 use mm_vma::Platform;
@@ -23,6 +24,8 @@ pub(crate) struct Parts<A: Arch, O: Events> {
     pub memmap: MemMap<Host<A, O>>,
     pub mm_ids: MmIds<DefaultLock>,
     pub anon: AnonTrees<Host<A, O>>,
+    pub files: FileTrees<Host<A, O>>,
+    pub objects: Objects<A, O>,
     pub events: O,
     pub policy: RwLock<Policy>,
     pub zero_page: Pfn,
@@ -40,6 +43,10 @@ impl<A: Arch, O: Events> Host<A, O> {
     /// The CPUs.
     pub fn cpus(&self) -> &Cpus<A> {
         &self.0.cpus
+    }
+    /// The files and objects of shared memory.
+    pub(crate) fn objects(&self) -> &Objects<A, O> {
+        &self.0.objects
     }
     /// The event counts; `None` if events are not counted.
     pub fn events(&self) -> Option<&EventCounts> {
@@ -137,5 +144,9 @@ impl<A: Arch, O: Events> RmapPlatform for Host<A, O> {
     #[inline]
     fn anon_trees(&self) -> &AnonTrees<Self> {
         &self.0.anon
+    }
+    #[inline]
+    fn file_trees(&self) -> &FileTrees<Self> {
+        &self.0.files
     }
 }

@@ -1,5 +1,6 @@
 //! Resident-set counters.
 
+use mm_folio::{Folio, FolioFlags, FolioSpace};
 use mm_sync::atomic::{AtomicU64, Ordering};
 
 /// What kind of memory an entry counts as.
@@ -13,6 +14,20 @@ pub enum RssKind {
     Shmem = 2,
     /// Swap entries.
     Swap = 3,
+}
+
+impl RssKind {
+    /// What an entry counts as that maps a page of `folio`.
+    #[inline]
+    pub fn of<F: FolioSpace>(folio: Folio<'_, F>) -> Self {
+        if folio.is_anon() {
+            RssKind::Anon
+        } else if folio.has(FolioFlags::SWAPBACKED) {
+            RssKind::Shmem
+        } else {
+            RssKind::File
+        }
+    }
 }
 
 /// Entries of one address space by kind, in pages (rule INV-6).

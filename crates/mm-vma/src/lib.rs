@@ -27,10 +27,11 @@
 //!   and for ever ([`Mm::set_has_pinned`], rule PIN-12): fork looks at pin
 //!   counts only then.
 //! * Fork makes the write-protect sequence odd for its whole copy (rule FORK-03).
+//! * A mapping of a file or of shared memory names its object, a [`Backing`].
 //!
 //! # Not here
 //!
-//! Files, shared memory and swap devices; they join with their own traits.
+//! Swap devices; they join with a trait of their own.
 //!
 //! # Example
 //!
@@ -49,20 +50,24 @@
 
 extern crate alloc;
 
+mod backing;
 mod counters;
 mod flags;
 mod mm;
 #[cfg(any(test, feature = "model"))]
 pub mod model;
+mod page_cache;
 mod platform;
 mod store;
 mod vma;
 mod writable;
 
+pub use backing::{Backing, BackingError, BackingKind, FoundPage, PageRequest};
 pub use counters::{MmCounters, RssKind};
 pub use flags::VmaFlags;
 pub use mm::{Mm, MmError, MmRead, MmWrite};
 pub use mm_pgtable::TablesStay;
+pub use page_cache::{InsertError, PageCache};
 pub use platform::{Event, Interrupt, Observer, Platform};
 pub use store::{StoreError, VmaStore};
 pub use vma::Vma;

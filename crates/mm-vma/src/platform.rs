@@ -31,8 +31,14 @@ pub enum Event {
     AnonFaultAlloc,
     /// Orders that a fault could not allocate; the number is the order.
     AnonFaultFallback,
-    /// PMD leaves split into entries.
+    /// PMD leaves split into entries, or taken away.
     PmdSplit,
+    /// Large folios of shared memory allocated; the number is the order.
+    ShmemAlloc,
+    /// Orders that shared memory could not allocate; the number is the order.
+    ShmemFallback,
+    /// Large folios split; the number is the order.
+    FolioSplit,
 }
 
 /// Hears of events. `()` hears nothing and costs nothing.

@@ -1,6 +1,7 @@
 //! One mapping.
 
-use crate::VmaFlags;
+use crate::{Backing, VmaFlags};
+use alloc::sync::Arc;
 use mm_arch::{Protection, Rights, VirtAddr, VirtRange, WriteKind};
 use mm_folio::AnonId;
 use mm_sync::atomic::{AtomicU32, Ordering};
@@ -19,6 +20,8 @@ pub struct Vma {
     // Linear index of the first page (rule RMAP-28).
     pgoff: u64,
     page_shift: u32,
+    // What the mapping shows; its own memory without one.
+    backing: Option<Arc<dyn Backing>>,
     // AnonId + 1, 0 for none.
     anon: AtomicU32,
     // What the fault code learned here; 0 for nothing. A hint: any value is
@@ -33,6 +36,7 @@ impl Clone for Vma {
             flags: self.flags,
             pgoff: self.pgoff,
             page_shift: self.page_shift,
+            backing: self.backing.clone(),
             anon: AtomicU32::new(self.anon.load(Ordering::Relaxed)),
             fault_hint: AtomicU32::new(self.fault_hint()),
         }
@@ -48,8 +52,25 @@ impl Vma {
             flags: flags | VmaFlags::MAY_PRIVATE,
             pgoff: range.start().get() >> page_shift,
             page_shift,
+            backing: None,
             anon: AtomicU32::new(0),
             fault_hint: AtomicU32::new(0),
+        }
+    }
+    /// A mapping of `backing` from page `first_page` of it on. `flags` says whether
+    /// it is shared, and which rights may be granted later.
+    pub fn of_backing(
+        range: VirtRange,
+        flags: VmaFlags,
+        page_shift: u32,
+        backing: Arc<dyn Backing>,
+        first_page: u64,
+    ) -> Self {
+        Vma {
+            flags,
+            pgoff: first_page,
+            backing: Some(backing),
+            ..Vma::anonymous(range, flags, page_shift)
         }
     }
     /// The addresses.
@@ -104,10 +125,37 @@ impl Vma {
     pub fn is_cow(&self) -> bool {
         self.flags & (VmaFlags::SHARED | VmaFlags::MAYWRITE) == VmaFlags::MAYWRITE
     }
-    /// Not backed by a file.
+    /// Not a mapping of a file or of shared memory.
     #[inline]
     pub fn is_anonymous(&self) -> bool {
-        true
+        self.backing.is_none()
+    }
+    /// The file or object that the mapping shows.
+    #[inline]
+    pub fn backing(&self) -> Option<&Arc<dyn Backing>> {
+        self.backing.as_ref()
+    }
+    /// Whether both show the same object, or none.
+    pub fn same_backing(&self, other: &Vma) -> bool {
+        self.backing.as_ref().map(|b| b.id()) == other.backing.as_ref().map(|b| b.id())
+    }
+    /// Whether a first store through the mapping must fault even where stores are
+    /// allowed: somebody wants to hear of it (rule FILE-08).
+    pub fn wants_write_notify(&self) -> bool {
+        self.flags.contains(VmaFlags::SHARED | VmaFlags::WRITE)
+            && (self.backing.as_ref().is_some_and(|b| b.notifies_writes())
+                || self.flags.contains(VmaFlags::UFFD_WP)
+                || !self.flags.contains(VmaFlags::SOFTDIRTY))
+    }
+    /// The aligned block of `order` around `va`, if a folio of that size in the
+    /// object could be mapped as a whole there: the mapping covers the block, and
+    /// shows the object at the same alignment (rules ANON-06, ANON-08).
+    pub fn block(&self, va: VirtAddr, order: u32) -> Option<VirtRange> {
+        let start = va.align_down(self.page_shift + order);
+        let block = VirtRange::units(start, 1 << order, self.page_shift).ok()?;
+        let first = (self.start().get() >> self.page_shift).wrapping_sub(self.pgoff);
+        let aligned = self.is_anonymous() || first & ((1 << order) - 1) == 0;
+        (aligned && self.range.covers(block)).then_some(block)
     }
     /// Any access at all is allowed.
     #[inline]
@@ -115,7 +163,8 @@ impl Vma {
         self.flags.intersects(VmaFlags::ACCESS)
     }
     /// The protection that entries of this mapping start with. Private writable
-    /// mappings start read-only (rule PTE-11).
+    /// mappings start read-only, and shared ones while stores are announced (rules
+    /// PTE-11, FILE-08).
     pub fn protection(&self) -> Protection {
         let mut rights = Rights::empty();
         rights.set(Rights::READ, self.flags.intersects(VmaFlags::READ | VmaFlags::WRITE));
@@ -123,7 +172,8 @@ impl Vma {
         rights.set(Rights::EXEC, self.flags.contains(VmaFlags::EXEC));
         Protection {
             rights,
-            writable_at_once: self.flags.contains(VmaFlags::SHARED | VmaFlags::WRITE),
+            writable_at_once: self.flags.contains(VmaFlags::SHARED | VmaFlags::WRITE)
+                && !self.wants_write_notify(),
             pkey: 0,
         }
     }
@@ -193,6 +243,7 @@ impl Vma {
     pub fn continues_into(&self, next: &Vma) -> bool {
         self.start().checked_add(self.range.bytes()) == Some(next.start())
             && self.flags == next.flags
+            && self.same_backing(next)
             && self.pgoff + self.nr_pages() == next.pgoff
     }
     pub(crate) fn absorb(&mut self, next: &Vma) {

@@ -10,9 +10,10 @@ impl Vma {
     /// leaving that to write faults (rule WRITE-03).
     #[inline]
     pub fn wants_write_upgrade(&self) -> bool {
-        // A shared mapping wants it while writes are notified to its object;
-        // there are none without one.
+        // Of a shared mapping new entries are writable anyway, unless stores are
+        // announced.
         self.flags() & (VmaFlags::WRITE | VmaFlags::SHARED) == VmaFlags::WRITE
+            || self.wants_write_notify()
     }
 }
 

@@ -138,12 +138,12 @@ fn split_and_merge_keep_the_trees() {
     mmap(&mm, 0, 16);
     let pfn = fault::<A>(&mm, 0, 3).expect("mapped");
     let mut vmas = mm.write();
-    assert!(trees(&p).split_at(&mut vmas, va::<A>(4)).expect("memory"));
-    assert!(!trees(&p).split_at(&mut vmas, va::<A>(4)).expect("memory"), "a boundary already");
-    assert!(trees(&p).split_at(&mut vmas, va::<A>(2)).expect("memory"));
+    assert!(mm_rmap::split_vma(&mut vmas, va::<A>(4)).expect("memory"));
+    assert!(!mm_rmap::split_vma(&mut vmas, va::<A>(4)).expect("memory"), "a boundary already");
+    assert!(mm_rmap::split_vma(&mut vmas, va::<A>(2)).expect("memory"));
     assert_eq!((vmas.len(), trees(&p).nr_members(), trees(&p).nr_trees()), (3, 3, 1));
     check(&p);
-    trees(&p).merge_around(&mut vmas, pages::<A>(2, 2));
+    mm_rmap::merge_vmas(&mut vmas, pages::<A>(2, 2));
     assert_eq!((vmas.len(), trees(&p).nr_members()), (1, 1));
     assert_eq!(vmas.find(VirtAddr::new(0)).map(Vma::nr_pages), Some(16));
     drop(vmas);
@@ -162,7 +162,7 @@ fn merging_with_an_unfaulted_neighbour_takes_its_tree_along() {
         mmap(&mm, 4, 4);
         fault::<A>(&mm, faulted, 0).expect("mapped");
         let mut vmas = mm.write();
-        trees(&p).merge_around(&mut vmas, pages::<A>(0, 4));
+        mm_rmap::merge_vmas(&mut vmas, pages::<A>(0, 4));
         assert_eq!((vmas.len(), trees(&p).nr_members()), (1, 1));
         drop(vmas);
         check(&p);

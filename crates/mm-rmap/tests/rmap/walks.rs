@@ -11,7 +11,7 @@ use mm_vma::{Platform, Vma};
 type A = ModelWord<16>;
 
 /// (space, first page address, index in the folio, pages) of every visit.
-fn visits<A: Arch>(p: &P<A>, folio: Folio<'_, P<A>>) -> Vec<(MmId, u64, u32, u32)> {
+fn visits<A: Arch>(p: &P<A>, folio: Folio<'_, P<A>>) -> Vec<(MmId, u64, u64, u64)> {
     let _lock = folio.lock();
     let mut all = Vec::new();
     let end = trees(p).walk(folio, &mut |mm, v| {
@@ -80,7 +80,7 @@ fn a_visit_is_the_part_of_the_folio_that_lies_inside() {
         }
         munmap(&mm, 64 + end + 4, 32 - end - 4);
         let (from, to) = ((first + 4).max(8), (end + 4).min(16));
-        let expected = (mm.id(), 64 + from, (from - 8) as u32, (to - from) as u32);
+        let expected = (mm.id(), 64 + from, from - 8, to - from);
         let got = if folio(&p, pfn).is_mapped() { visits(&p, folio(&p, pfn)) } else { vec![] };
         assert_eq!(got, if from < to { vec![expected] } else { vec![] }, "{first}..{end}");
         check(&p);

@@ -185,7 +185,7 @@ pub fn munmap<A: Arch>(mm: &Mm<P<A>>, page: u64, n: u64) {
             if vma.start() != at {
                 split_pmd(mm, vmas.stay(), at);
             }
-            trees(p).split_at(&mut vmas, at).expect("memory");
+            mm_rmap::split_vma(&mut vmas, at).expect("memory");
         }
     }
     let mut gather = Gather::<_, FolioRef<'_, P<A>, Get>>::new(mm.tables());
@@ -227,7 +227,7 @@ pub fn mremap<A: Arch>(mm: &Mm<P<A>>, page: u64, n: u64, to: u64) {
     for at in [from.start(), VirtAddr::new(from.last().get() + 1)] {
         if vmas.find(at).is_some() {
             split_pmd(mm, vmas.stay(), at);
-            trees(p).split_at(&mut vmas, at).expect("memory");
+            mm_rmap::split_vma(&mut vmas, at).expect("memory");
         }
     }
     let parts: Vec<_> = vmas.overlapping(from).map(Vma::range).collect();
@@ -257,5 +257,5 @@ pub fn mremap<A: Arch>(mm: &Mm<P<A>>, page: u64, n: u64, to: u64) {
         vmas.remove(part, drop);
         check(p);
     }
-    trees(p).merge_around(&mut vmas, dest);
+    mm_rmap::merge_vmas(&mut vmas, dest);
 }

@@ -14,17 +14,19 @@
 //! | caches | translations of freed frames and tables, or wider than the entry | INV-9 |
 //! | tables | entry counts, and tables that nobody links | |
 //! | trees | pages that the reverse map would not find | RMAP-27..29 |
+//! | objects | pages of files in the wrong place or behind the end, stores that nobody hears of | FILE-05, FILE-08 |
 //! | content | words that are not what was stored ([`Shadow`]) | |
 //! | leaks | frames that did not come back ([`leaks`]) | |
 
 mod shadow;
 mod state;
 
-pub use shadow::{Shadow, ShadowPin};
+pub use shadow::{Shadow, ShadowPin, Spot};
 pub use state::{audit, leaks};
 
 use crate::CpuViolation;
-use mm_arch::{Level, Pfn, SpaceId, TableFrame, VirtAddr};
+use mm_arch::{Level, Pfn, SpaceId, TableFrame, VirtAddr, VirtRange};
+use mm_folio::{FileId, MmId};
 use mm_rmap::{GraphFault, MapcountFault};
 use mm_vma::RssKind;
 
@@ -137,6 +139,62 @@ pub enum AuditViolation {
         expected: u64,
         /// What is there.
         got: u64,
+    },
+    /// A word of an object is not what was stored.
+    #[error("object {}: byte {at:#x} holds {got:#x}, but {expected:#x} was stored", id.0)]
+    ObjectContent {
+        /// The object.
+        id: FileId,
+        /// The byte.
+        at: u64,
+        /// What was stored.
+        expected: u64,
+        /// What is there.
+        got: u64,
+    },
+    /// An entry maps a page that is not the one of its object that belongs there
+    /// (FILE-05, F-RACE-37).
+    #[error("space {}: the {level:?} entry at {va} does not map page {index} of its object", space.0)]
+    WrongPage {
+        /// The address space.
+        space: SpaceId,
+        /// The address.
+        va: VirtAddr,
+        /// The level.
+        level: Level,
+        /// The page of the object that belongs there.
+        index: u64,
+    },
+    /// An entry maps a page behind the end of its file (FILE-05, MM-075).
+    #[error("space {}: the {level:?} entry at {va} maps what is behind the end", space.0)]
+    BehindEnd {
+        /// The address space.
+        space: SpaceId,
+        /// The address.
+        va: VirtAddr,
+        /// The level.
+        level: Level,
+    },
+    /// A shared mapping lets stores through that its file should hear of, to a page
+    /// that is not dirty (FILE-08).
+    #[error("space {}: stores at {va} would not be announced", space.0)]
+    Unannounced {
+        /// The address space.
+        space: SpaceId,
+        /// The address.
+        va: VirtAddr,
+    },
+    /// The file trees list other VMAs than there are.
+    #[error("file trees: {what}: object {}, space of mm {}, {range:?}", id.0, mm.get())]
+    FileTree {
+        /// What is wrong.
+        what: &'static str,
+        /// The object.
+        id: FileId,
+        /// The address space.
+        mm: MmId,
+        /// Where.
+        range: VirtRange,
     },
     /// Frames did not come back.
     #[error("free frames expected {expected}, got {got}")]

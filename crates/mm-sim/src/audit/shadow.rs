@@ -3,10 +3,10 @@
 use super::AuditViolation;
 use crate::events::Events;
 use crate::scan::{entry, host, page_of};
-use crate::{Host, Process};
+use crate::{Host, Machine, Process};
 use mm_arch::{Arch, Entry, VirtAddr, VirtRange};
-use mm_folio::FrameBytes;
-use mm_vma::{MmRead, Platform};
+use mm_folio::{FileId, FrameBytes};
+use mm_vma::{MmRead, Platform, VmaFlags};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -16,34 +16,84 @@ type Word = Rc<Cell<u64>>;
 /// The words that processes stored, by process and address. It knows nothing of
 /// folios: a fork copies every word, and that is all there is to it.
 ///
-/// A word is shared only with a pin of its page: what the pin writes, the process
-/// reads.
+/// A word is shared with a pin of its page: what the pin writes, the process reads.
+/// What is stored to a shared mapping of a file or of shared memory is a word of
+/// that object.
 #[derive(Debug, Default)]
 pub struct Shadow {
     processes: BTreeMap<u32, BTreeMap<VirtAddr, Word>>,
+    objects: BTreeMap<(FileId, u64), Word>,
+}
+
+/// Where a word that was stored is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Spot {
+    /// In memory of its own of a process.
+    Private(u32, VirtAddr),
+    /// In an object, at this byte.
+    Object(FileId, u64),
+}
+
+impl Spot {
+    /// The spot of the word at `va` of `process`, by the mapping it is in.
+    pub fn of<A: Arch, O: Events>(process: u32, of: &Process<A, O>, va: VirtAddr) -> Self {
+        let vmas = of.mm().read();
+        let shared = vmas.find(va).filter(|v| v.flags().contains(VmaFlags::SHARED));
+        match shared.and_then(|v| Some((v.backing()?.id(), v.linear_index(va)))) {
+            Some((id, index)) => {
+                let in_page = va.get() & ((1 << A::PAGE_SHIFT) - 1);
+                Spot::Object(id, (index << A::PAGE_SHIFT) + in_page)
+            }
+            None => Spot::Private(process, va),
+        }
+    }
 }
 
 /// The words of the pages of a pin.
 #[derive(Debug, Default)]
-pub struct ShadowPin(Vec<Word>);
+pub struct ShadowPin(Vec<Option<Word>>);
 
 impl ShadowPin {
     /// The word of page `index`.
     pub fn get(&self, index: usize) -> Option<u64> {
-        self.0.get(index).map(|w| w.get())
+        Some(self.0.get(index)?.as_ref()?.get())
     }
     /// The holder of the pin writes.
     pub fn set(&self, index: usize, value: u64) {
-        if let Some(word) = self.0.get(index) {
+        if let Some(Some(word)) = self.0.get(index) {
             word.set(value);
         }
     }
 }
 
 impl Shadow {
-    /// Process `process` stored `value` at `va`.
+    fn word(&mut self, spot: Spot) -> &mut Word {
+        match spot {
+            Spot::Private(process, va) => {
+                self.processes.entry(process).or_default().entry(va).or_default()
+            }
+            Spot::Object(id, at) => self.objects.entry((id, at)).or_default(),
+        }
+    }
+    fn knows(&self, spot: Spot) -> bool {
+        match spot {
+            Spot::Private(process, va) => {
+                self.processes.get(&process).is_some_and(|p| p.contains_key(&va))
+            }
+            Spot::Object(id, at) => self.objects.contains_key(&(id, at)),
+        }
+    }
+    /// `value` was stored at `spot`.
+    pub fn store_at(&mut self, spot: Spot, value: u64) {
+        self.word(spot).set(value);
+    }
+    /// Process `process` stored `value` at `va`, in memory of its own.
     pub fn store(&mut self, process: u32, va: VirtAddr, value: u64) {
-        self.processes.entry(process).or_default().entry(va).or_default().set(value);
+        self.store_at(Spot::Private(process, va), value);
+    }
+    /// Bytes of an object are gone, or read as zero from now on.
+    pub fn forget_object(&mut self, id: FileId, bytes: std::ops::Range<u64>) {
+        self.objects.retain(|(of, at), _| *of != id || !bytes.contains(at));
     }
     /// What the word at `va` must read as.
     pub fn load(&self, process: u32, va: VirtAddr) -> u64 {
@@ -76,15 +126,36 @@ impl Shadow {
     pub fn exit(&mut self, process: u32) {
         self.processes.remove(&process);
     }
-    /// A pin of the pages with the words at `vas`. A `None` is a page that the
-    /// process will not write to itself: the zero page, which a pin that only
-    /// reads may hold.
-    pub fn pin(&mut self, process: u32, vas: impl Iterator<Item = Option<VirtAddr>>) -> ShadowPin {
-        let words = self.processes.entry(process).or_default();
-        let word = |va: Option<VirtAddr>| {
-            va.map(|va| words.entry(va).or_default().clone()).unwrap_or_default()
+    /// A pin of the pages with the words at `spots`, which read as the values beside
+    /// them. A `None` is a page that the process will not write to itself: the zero
+    /// page or a page of a file, which a pin that only reads may hold.
+    pub fn pin(&mut self, spots: impl Iterator<Item = Option<(Spot, u64)>>) -> ShadowPin {
+        let word = |spot: Option<(Spot, u64)>| {
+            let (spot, value) = spot?;
+            if !self.knows(spot) {
+                self.store_at(spot, value);
+            }
+            Some(self.word(spot).clone())
         };
-        ShadowPin(vas.map(word).collect())
+        ShadowPin(spots.map(word).collect())
+    }
+
+    /// Compares what was stored to objects with what they have, cached or not.
+    pub fn audit_objects<A: Arch, O: Events>(
+        &self,
+        machine: &Machine<A, O>,
+    ) -> Vec<AuditViolation> {
+        let objects = machine.host().objects().alive();
+        let words = self.objects.iter();
+        words
+            .filter_map(|(&(id, at), word)| {
+                // An object that nobody has any more has no content.
+                let object = objects.iter().find(|o| o.id() == id)?;
+                let (index, offset) = (at >> A::PAGE_SHIFT, at & ((1 << A::PAGE_SHIFT) - 1));
+                let (expected, got) = (word.get(), object.peek(index, offset as usize));
+                (got != expected).then_some(AuditViolation::ObjectContent { id, at, expected, got })
+            })
+            .collect()
     }
 
     /// Compares with the memory of `process`, without faulting anything in.

@@ -4,12 +4,14 @@ use super::AuditViolation;
 use crate::events::Events;
 use crate::scan::{E, entries, user_space};
 use crate::{Host, Machine, Pinned, Process};
-use mm_arch::{AccessKind, Arch, Entry, Level, Markers, NonPresent, Pfn, SpaceId, VirtAddr};
-use mm_folio::FolioFlags;
+use mm_arch::{
+    AccessKind, Arch, Entry, Level, Markers, NonPresent, Pfn, SpaceId, VirtAddr, VirtRange,
+};
 use mm_folio::audit::{Access, AuditLog, Mapping, Sharing};
+use mm_folio::{FileId, FolioFlags, MmId};
 use mm_pgtable::TableSpace;
 use mm_rmap::RmapPlatform;
-use mm_vma::{MmRead, Platform, RssKind, Vma, VmaFlags};
+use mm_vma::{BackingKind, MmRead, Platform, RssKind, Vma, VmaFlags};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the page tables of all processes say.
@@ -19,8 +21,10 @@ struct Seen<A: Arch> {
     leaves: BTreeMap<(SpaceId, VirtAddr), (Level, E<A>)>,
     /// Pages of dirty leaves.
     dirty: BTreeSet<Pfn>,
-    /// Pages of anonymous leaves; of a PMD leaf the first one.
-    anon: BTreeSet<Pfn>,
+    /// Pages of leaves; of a PMD leaf the first one.
+    mapped: BTreeSet<Pfn>,
+    /// VMAs that show an object, as the file trees should list them.
+    shown: Vec<(FileId, MmId, VirtRange, u64)>,
     tables: usize,
     found: Vec<AuditViolation>,
 }
@@ -38,7 +42,8 @@ pub fn audit<'a, A: Arch, O: Events>(
         log: AuditLog::new(),
         leaves: BTreeMap::new(),
         dirty: BTreeSet::new(),
-        anon: BTreeSet::new(),
+        mapped: BTreeSet::new(),
+        shown: Vec::new(),
         tables: 0,
         found: host.cpus().audit().into_iter().map(AuditViolation::from).collect(),
     };
@@ -46,6 +51,7 @@ pub fn audit<'a, A: Arch, O: Events>(
         seen.space(&process.mm().read());
     }
     seen.caches(host);
+    seen.objects(host);
     seen.dirt(host);
     if seen.tables != host.tables().in_use() {
         let got = host.tables().in_use();
@@ -89,6 +95,11 @@ impl<A: Arch> Seen<A> {
         let mm = vmas.mm();
         let (host, space) = (mm.platform(), mm.tables().id());
         let mut rss = [0u64; 4];
+        for vma in vmas.iter() {
+            if let Some(object) = vma.backing() {
+                self.shown.push((object.id(), mm.id(), vma.range(), vma.pgoff()));
+            }
+        }
         if let Some(all) = user_space::<A>() {
             entries(vmas, all, |va, level, e| {
                 let pages = 1u64 << A::order(level);
@@ -112,6 +123,7 @@ impl<A: Arch> Seen<A> {
                 }
                 if e.is_leaf(level) {
                     self.rights(space, vma, va, level, e);
+                    self.place(host, space, vma, va, level, e);
                     self.leaves.insert((space, va), (level, e));
                     if let Some(kind) = self.leaf(host, vma, mm.id(), level, e) {
                         rss[kind as usize] += pages;
@@ -149,7 +161,7 @@ impl<A: Arch> Seen<A> {
         &mut self,
         host: &Host<A, O>,
         vma: &Vma,
-        mm: mm_folio::MmId,
+        mm: MmId,
         level: Level,
         e: E<A>,
     ) -> Option<RssKind> {
@@ -170,15 +182,73 @@ impl<A: Arch> Seen<A> {
         if e.is_dirty() {
             self.dirty.extend((0..pages).map(|i| pfn.add(i)));
         }
-        let folio = map.folio(pfn);
-        if folio.is_anon() {
-            self.anon.insert(pfn);
-            Some(RssKind::Anon)
-        } else if folio.has(FolioFlags::SWAPBACKED) {
-            Some(RssKind::Shmem)
-        } else {
-            Some(RssKind::File)
+        self.mapped.insert(pfn);
+        Some(RssKind::of(map.folio(pfn)))
+    }
+
+    /// A leaf of a mapping of an object: the page that belongs there, before the
+    /// end, and writable only where nobody waits for a store; or a private copy.
+    fn place<O: Events>(
+        &mut self,
+        host: &Host<A, O>,
+        space: SpaceId,
+        vma: &Vma,
+        va: VirtAddr,
+        level: Level,
+        e: E<A>,
+    ) {
+        let (map, pfn) = (host.memmap(), e.pfn(level));
+        let Some(object) = vma.backing() else { return };
+        if e.is_special() || !map.contains(pfn) {
+            return;
         }
+        let folio = map.folio(pfn);
+        let shared = vma.flags().contains(VmaFlags::SHARED);
+        if folio.is_anon() && !shared {
+            return;
+        }
+        let index = vma.linear_index(va);
+        let first = index.checked_sub(folio.index_of(pfn).into());
+        if folio.file() != first.map(|first| (object.id(), first)) {
+            self.found.push(AuditViolation::WrongPage { space, va, level, index });
+        }
+        let end = index + (1 << A::order(level));
+        if end > object.nr_pages() && object.kind() == BackingKind::File {
+            self.found.push(AuditViolation::BehindEnd { space, va, level });
+        }
+        if shared
+            && object.notifies_writes()
+            && e.is_writable(level)
+            && !folio.has(FolioFlags::DIRTY)
+        {
+            self.found.push(AuditViolation::Unannounced { space, va });
+        }
+    }
+
+    /// Cached pages are held by their cache; the trees list the VMAs that there are.
+    fn objects<O: Events>(&mut self, host: &Host<A, O>) {
+        for object in host.objects().alive() {
+            for (_, head) in object.cache().folios() {
+                let nr = host.memmap().folio(head).nr_pages();
+                self.log.hold(head, nr, "a page cache");
+                self.mapped.insert(head);
+            }
+        }
+        let mut linked = Vec::new();
+        host.file_trees().members(&mut |id, mm, range, pgoff| linked.push((id, mm, range, pgoff)));
+        let mut wrong = |what, from: &[_], other: &[_]| {
+            let missing = from.iter().filter(|v| {
+                let times = |list: &[(FileId, MmId, VirtRange, u64)]| {
+                    list.iter().filter(|o| o == v).count()
+                };
+                times(from) != times(other)
+            });
+            for &(id, mm, range, _) in missing {
+                self.found.push(AuditViolation::FileTree { what, id, mm, range });
+            }
+        };
+        wrong("a VMA is not linked once", &self.shown, &linked);
+        wrong("a link has no VMA", &linked, &self.shown);
     }
 
     /// The leaf that covers `va`.
@@ -206,10 +276,12 @@ impl<A: Arch> Seen<A> {
 
     /// What was stored to is dirty, by an entry or the folio (dirt is conserved).
     fn dirt<O: Events>(&mut self, host: &Host<A, O>) {
-        for &pfn in &self.anon {
-            // A huge leaf is one entry: its pages are looked at through it.
+        for &pfn in &self.mapped {
+            // A huge leaf is one entry, and a cached folio need not be mapped at all:
+            // pages are looked at through the first one.
             let folio = host.memmap().folio(pfn);
-            let pages = if folio.entire_mapcount() > 0 { u64::from(folio.nr_pages()) } else { 1 };
+            let whole = folio.entire_mapcount() > 0 || !folio.is_anon() && pfn == folio.head();
+            let pages = if whole { u64::from(folio.nr_pages()) } else { 1 };
             for pfn in (0..pages).map(|i| pfn.add(i)) {
                 if host.frames().is_stored(pfn)
                     && !folio.has(FolioFlags::DIRTY)
@@ -221,14 +293,20 @@ impl<A: Arch> Seen<A> {
         }
     }
 
-    /// The trees are sound, and lead to every entry that maps an anonymous page.
+    /// The trees are sound, and lead to every entry that maps a page.
     fn trees<O: Events>(&mut self, host: &Host<A, O>) {
         let found = &mut self.found;
         host.anon_trees().audit(&mut |fault| found.push(AuditViolation::Tree(fault)));
         let heads: BTreeSet<_> =
-            self.anon.iter().map(|pfn| host.memmap().folio(*pfn).head()).collect();
+            self.mapped.iter().map(|pfn| host.memmap().folio(*pfn).head()).collect();
         for head in heads {
-            if let Err(fault) = host.anon_trees().audit_folio(host.memmap().folio(head)) {
+            let folio = host.memmap().folio(head);
+            let audited = if folio.is_anon() {
+                host.anon_trees().audit_folio(folio)
+            } else {
+                host.file_trees().audit_folio(folio)
+            };
+            if let Err(fault) = audited {
                 self.found.push(AuditViolation::ReverseMap { head, fault });
             }
         }

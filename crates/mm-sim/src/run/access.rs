@@ -2,7 +2,7 @@
 
 use super::{Outcome, Runner, Step};
 use crate::events::Events;
-use crate::{AccessError, RemoteError, RunError};
+use crate::{AccessError, RemoteError, RunError, Spot};
 use mm_arch::{Arch, VirtAddr};
 use mm_fault::FaultSignal;
 use mm_scenario::observe::{Content, Expect, Record, Signal, content_runs, fill_word, tag_word};
@@ -76,9 +76,15 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             if let Err(e) = self.proc(proc)?.process.store(va, word) {
                 return self.touch_failed(line, range, touch, e);
             }
-            self.shadow.store(proc.index() as u32, va, word);
+            self.stored(proc, va, word)?;
         }
         Ok(Outcome::Silent)
+    }
+    /// The shadow hears that the process stored a word.
+    pub(super) fn stored(&mut self, proc: ProcId, va: VirtAddr, word: u64) -> Result<(), RunError> {
+        let spot = Spot::of(proc.index() as u32, &self.proc(proc)?.process, va);
+        self.shadow.store_at(spot, word);
+        Ok(())
     }
     pub(super) fn content(&mut self, line: &Line, proc: ProcId, range: Range) -> Step {
         match self.loads(proc, range, TouchOrder::Ascending)? {
@@ -146,7 +152,7 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             if let Err(e) = write(&self.proc(proc)?.process, va, word) {
                 return Ok(self.refused(line, e.errno()));
             }
-            self.shadow.store(proc.index() as u32, va, word);
+            self.stored(proc, va, word)?;
         }
         Ok(Outcome::Silent)
     }

@@ -43,9 +43,6 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
         let Op::Mmap { proc, region, pages, source, prot, sharing, noreserve } = line.op else {
             return Ok(Outcome::Silent);
         };
-        if source != MapSource::Anon || sharing == Sharing::Shared {
-            return Err(self.not_built(line));
-        }
         let available = self.host().frames().ram().nr_frames() as u64;
         if pages > available {
             let (file, line_no) = (self.scenario.name.clone(), line.line_no);
@@ -53,10 +50,19 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
         }
         let mut flags = vma_rights(prot);
         flags.set(VmaFlags::NORESERVE, noreserve);
+        flags.set(VmaFlags::SHARED, sharing == Sharing::Shared);
         let range = self.span(Range { region, first: 0, pages, stride: 1 })?;
+        let object = match source {
+            MapSource::File { file, first_page } => Some((self.object(file)?, first_page)),
+            MapSource::Anon => None,
+        };
         let process = &self.proc(proc)?.process;
         // A scenario's mmap is at a fixed address: what is there makes way.
-        let r = process.munmap(range).and_then(|()| process.mmap_anon(range, flags));
+        let r = process.munmap(range).and_then(|()| match object {
+            Some((object, first_page)) => process.mmap_object(range, flags, object, first_page),
+            None if sharing == Sharing::Shared => process.mmap_shared(range, flags),
+            None => process.mmap_anon(range, flags),
+        });
         if r.is_ok() {
             self.shadow.forget(proc.index() as u32, range);
         }

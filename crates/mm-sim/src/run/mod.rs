@@ -2,12 +2,14 @@
 
 mod access;
 mod error;
+mod files;
 mod mapping;
 mod needs;
 mod observe;
 mod pins;
 
 use crate::audit::{Shadow, ShadowPin};
+use crate::device::Object;
 use crate::events::Events;
 use crate::{
     AuditViolation, EventCounts, Host, Machine, MachineConfig, Pinned, Policy, Process, audit,
@@ -21,9 +23,11 @@ use mm_scenario::observe::{
     Events as UserFaults, FaultLog, History, Note, Record, StatKey, Stats, Vmas,
 };
 use mm_scenario::{
-    FolioSize, Line, Op, PinId, ProcId, Range, RegionId, Scenario, Target, ThpPolicy, Windows,
+    FileId, FolioSize, Line, Op, PinId, ProcId, Range, RegionId, Scenario, Target, ThpPolicy,
+    Windows,
 };
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 pub use error::RunError;
 pub use needs::Feature;
@@ -69,6 +73,8 @@ pub fn run<A: Arch>(
     let machine = Machine::<A>::new(options.machine, policy.clone())?;
     let mut runner = Runner::new(machine, scenario, options.audit);
     runner.baseline();
+    // Goldens count what the first files take.
+    runner.stats = observe::counters(runner.host());
     for line in scenario.setup() {
         runner.step(line, print)?;
     }
@@ -107,6 +113,7 @@ type Step = Result<Outcome, RunError>;
 struct Runner<'s, A: Arch, O: Events = EventCounts> {
     // Before the machine, so that processes end first.
     procs: BTreeMap<ProcId, Proc<A, O>>,
+    files: BTreeMap<FileId, Arc<dyn Object<A, O>>>,
     machine: Machine<A, O>,
     scenario: &'s Scenario,
     history: History,
@@ -119,6 +126,7 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
     fn new(machine: Machine<A, O>, scenario: &'s Scenario, audit: bool) -> Self {
         Runner {
             procs: BTreeMap::new(),
+            files: BTreeMap::new(),
             machine,
             scenario,
             history: History::default(),
@@ -140,11 +148,10 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
             p.fault.thp = off.with_global(ThpMode::Madvise).with_zero_page(true);
         });
     }
-    /// Makes `p0`; the counters start here.
+    /// Makes `p0`.
     fn start(&mut self, at: Option<&Line>) -> Result<(), RunError> {
         let process = self.machine.spawn().map_err(|e| self.no_memory(at, &e))?;
         self.insert(ProcId::FIRST, process);
-        self.stats = observe::counters(self.host());
         Ok(())
     }
     fn insert(&mut self, id: ProcId, process: Process<A, O>) {
@@ -176,6 +183,7 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
     fn violations(&self) -> Vec<AuditViolation> {
         let pins = self.procs.values().flat_map(|p| p.pins.values().map(|h| &h.pages));
         let mut found = audit(&self.machine, self.procs.values().map(|p| &p.process), pins);
+        found.extend(self.shadow.audit_objects(&self.machine));
         for (id, proc) in &self.procs {
             found.extend(self.shadow.audit(id.index() as u32, &proc.process));
             let held = proc.pins.values().filter_map(|h| Some((&h.pages, h.shadow.as_ref()?)));
@@ -202,6 +210,7 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
             drop(proc.pins);
             proc.process.exit();
         }
+        self.files.clear();
         self.machine.settle();
         if self.audit { self.check(None, leaks(&self.machine)) } else { Ok(()) }
     }
@@ -310,19 +319,24 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
             Op::Faults { proc } => self.faults(line, *proc),
             Op::Vmas { proc, region } => self.vmas(line, *proc, *region),
             Op::Stats => Ok(self.take_stats(line)),
-            Op::Shmem { .. }
-            | Op::Swap { .. }
-            | Op::File { .. }
-            | Op::Mlock { .. }
-            | Op::Munlock { .. }
-            | Op::Dread { .. }
-            | Op::Dwrite { .. }
-            | Op::Ksmscan { .. }
-            | Op::Fsync { .. }
-            | Op::Drop { .. }
-            | Op::Truncate { .. }
-            | Op::Punch { .. }
-            | Op::Fcontent { .. } => Err(self.not_built(line)),
+            Op::Shmem { size, policy } => Ok(self.shmem(*size, *policy)),
+            Op::File { file, backing, pages, fill, bulk } => {
+                self.file(line, *file, *backing, *pages, *fill, *bulk)
+            }
+            Op::Fsync { file } => self.fsync(line, *file),
+            Op::Drop { file } => self.drop_cache(*file),
+            Op::Truncate { file, pages } => self.truncate(*file, *pages),
+            Op::Punch { file, first_page, pages } => self.punch(*file, *first_page, *pages),
+            Op::Fcontent { file } => self.fcontent(line, *file),
+            Op::Dread { proc, range, file, file_page } => {
+                self.dread(line, *proc, *range, *file, *file_page)
+            }
+            Op::Dwrite { proc, range, file, file_page } => {
+                self.dwrite(line, *proc, *range, *file, *file_page)
+            }
+            Op::Swap { .. } | Op::Mlock { .. } | Op::Munlock { .. } | Op::Ksmscan { .. } => {
+                Err(self.not_built(line))
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use mm_scenario::observe::{
     StatKey, UffdEvent, Vma as ShownVma,
 };
 use mm_scenario::{Capabilities, Keeps, Region};
-use mm_vma::{MmRead, Platform, Vma, VmaFlags};
+use mm_vma::{MmRead, Platform, RssKind, Vma, VmaFlags};
 use std::collections::BTreeMap;
 
 /// What this model keeps of what goldens show.
@@ -29,13 +29,17 @@ pub fn capabilities() -> Capabilities {
     has
 }
 
-const SIZED: [SizeCounter; 4] = [
+const SIZED: [SizeCounter; 7] = [
     SizeCounter::AnonFaultAlloc,
     SizeCounter::AnonFaultFallback,
+    SizeCounter::ShmemAlloc,
+    SizeCounter::ShmemFallback,
+    SizeCounter::Split,
     SizeCounter::SplitDeferred,
     SizeCounter::NrAnonPartiallyMapped,
 ];
-const GLOBAL: [GlobalCounter; 2] = [GlobalCounter::SplitPmd, GlobalCounter::DeferredSplitPage];
+const GLOBAL: [GlobalCounter; 3] =
+    [GlobalCounter::SplitPage, GlobalCounter::SplitPmd, GlobalCounter::DeferredSplitPage];
 
 /// A userfaultfd event, as it is shown.
 pub(super) fn user_fault(kind: UserFault) -> UffdEvent {
@@ -53,11 +57,13 @@ pub(super) fn counters<A: Arch, O: Events>(machine: &Host<A, O>) -> BTreeMap<Sta
     let folios = machine.memmap().stats();
     let mut all = BTreeMap::new();
     let as_count = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-    // Folios of less than four pages are no large anonymous folios.
-    for order in 2..=A::order(Level::Pmd) as usize {
+    for order in 1..=A::order(Level::Pmd) as usize {
         let sized = [
             events.anon_fault_alloc[order].get(),
             events.anon_fault_fallback[order].get(),
+            events.shmem_alloc[order].get(),
+            events.shmem_fallback[order].get(),
+            events.folio_split[order].get(),
             folios.order[order].split_deferred.get(),
             folios.order[order].nr_anon_partially_mapped.get(),
         ];
@@ -66,7 +72,11 @@ pub(super) fn counters<A: Arch, O: Events>(machine: &Host<A, O>) -> BTreeMap<Sta
         }
     }
     let pmd = A::order(Level::Pmd) as usize;
-    let global = [events.pmd_split.get(), folios.order[pmd].split_deferred.get()];
+    let global = [
+        events.folio_split[pmd].get(),
+        events.pmd_split.get(),
+        folios.order[pmd].split_deferred.get(),
+    ];
     for (counter, value) in GLOBAL.into_iter().zip(global) {
         all.insert(StatKey::Global(counter), as_count(value));
     }
@@ -223,6 +233,12 @@ fn count<A: Arch, O: Events>(
         }
         if !folio.has(FolioFlags::SWAPBACKED) && !dirty {
             shown.lazy_free += pages;
+        }
+    }
+    if level == Level::Pmd && !folio.is_anon() {
+        match RssKind::of(folio) {
+            RssKind::Shmem => shown.shmem_pmd_mapped += pages,
+            _ => shown.file_pmd_mapped += pages,
         }
     }
     if folio.has(FolioFlags::KSM) {

@@ -3,9 +3,9 @@
 use super::{Held, Outcome, Runner, Step};
 use crate::audit::ShadowPin;
 use crate::events::Events;
-use crate::{AuditViolation, Pinned};
+use crate::{AuditViolation, Pinned, RunError, Spot};
 use mm_arch::{Arch, VirtAddr};
-use mm_folio::FolioRun;
+use mm_folio::{FolioRun, FrameBytes};
 use mm_gup::GupFlags;
 use mm_scenario::observe::{PinContent, Record, content_runs, tag_word};
 use mm_scenario::{Line, PinId, PinMethod, ProcId, Range};
@@ -32,17 +32,33 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             Err(e) => return Ok(self.refused(line, e.errno())),
         };
         // A plain reference does not promise to see what the process writes.
-        let shadow = method.is_pin().then(|| {
-            let map = self.machine.host().memmap();
-            let is_zero = |pfn| map.is_zero_page(pfn) || map.is_huge_zero(pfn);
-            let held = pages.runs().iter().flat_map(FolioRun::pages);
-            let vas = held
-                .zip(0..)
-                .map(|(pfn, i)| (!is_zero(pfn)).then(|| va.add_units(i, A::PAGE_SHIFT)));
-            self.shadow.pin(proc.index() as u32, vas)
-        });
+        let shadow = if method.is_pin() { Some(self.shadow_of(proc, va, &pages)?) } else { None };
         self.proc_mut(proc)?.pins.insert(pin, Held { pages, shadow });
         Ok(Outcome::Silent)
+    }
+    /// The words that a pin of `pages`, from `va` on, and the process both see.
+    fn shadow_of(
+        &mut self,
+        proc: ProcId,
+        va: VirtAddr,
+        pages: &Pinned<A, O>,
+    ) -> Result<ShadowPin, RunError> {
+        let process = &self.proc(proc)?.process;
+        let map = self.machine.host().memmap();
+        let held = pages.runs().iter().flat_map(FolioRun::pages);
+        let spots: Vec<_> = held
+            .zip(0..)
+            .map(|(pfn, i)| {
+                let va = va.add_units(i, A::PAGE_SHIFT);
+                let spot = Spot::of(proc.index() as u32, process, va);
+                let is_zero = map.is_zero_page(pfn) || map.is_huge_zero(pfn);
+                // A page of a file behind a private mapping: the process's store
+                // makes a copy.
+                let apart = matches!(spot, Spot::Private(..)) && !map.folio(pfn).is_anon();
+                (!is_zero && !apart).then(|| (spot, self.machine.host().frames().load(pfn, 0)))
+            })
+            .collect();
+        Ok(self.shadow.pin(spots.into_iter()))
     }
     pub(super) fn unpin(&mut self, proc: ProcId, pin: PinId) -> Step {
         self.proc_mut(proc)?.pins.remove(&pin);

@@ -1,10 +1,11 @@
 //! Calls that change mappings.
 
-use crate::Process;
 use crate::events::Events;
+use crate::{Object, Process, Shmem, ShmemKind};
 use mm_arch::{Arch, Rights, VirtAddr, VirtRange};
 use mm_map::{Advice, ForkError, MapError, OldPlace, UffdMode, WpChange};
 use mm_vma::VmaFlags;
+use std::sync::Arc;
 
 impl<A: Arch, O: Events> Process<A, O> {
     /// `mmap` of private anonymous memory at a fixed address.
@@ -14,6 +15,34 @@ impl<A: Arch, O: Events> Process<A, O> {
     /// If the range makes no sense, is mapped, or there is no memory.
     pub fn mmap_anon(&self, range: VirtRange, flags: VmaFlags) -> Result<(), MapError> {
         mm_map::mmap_anon(&mut self.mm().write(), range, flags)
+    }
+    /// `mmap` of a file or of shared memory from page `first_page` of it on, at a
+    /// fixed address. `flags` says whether it is `SHARED`.
+    ///
+    /// # Errors
+    ///
+    /// As [`mmap_anon`](Self::mmap_anon).
+    pub fn mmap_object(
+        &self,
+        range: VirtRange,
+        flags: VmaFlags,
+        object: Arc<dyn Object<A, O>>,
+        first_page: u64,
+    ) -> Result<(), MapError> {
+        let mut flags = flags | VmaFlags::MAY_PRIVATE;
+        flags.set(VmaFlags::MAYSHARE, flags.contains(VmaFlags::SHARED));
+        mm_map::mmap_backing(&mut self.mm().write(), range, flags, object, first_page)
+    }
+    /// `mmap` of shared anonymous memory at a fixed address: an object of its own,
+    /// which children share.
+    ///
+    /// # Errors
+    ///
+    /// As [`mmap_anon`](Self::mmap_anon).
+    pub fn mmap_shared(&self, range: VirtRange, flags: VmaFlags) -> Result<(), MapError> {
+        let nr_pages = range.nr(A::PAGE_SHIFT);
+        let object = Shmem::new(self.host(), ShmemKind::Anonymous, nr_pages);
+        self.mmap_object(range, flags | VmaFlags::SHARED, object, 0)
     }
     /// `munmap`.
     ///

@@ -1,0 +1,116 @@
+//! Pages of an object leave all mappings of it: truncation, holes, invalidation.
+//!
+//! # The protocol
+//!
+//! The object says first that the pages are not there any more (its size, or what its
+//! caller promises). Then they are unmapped everywhere, and only then each folio is
+//! locked, unmapped again, and taken out of the cache. Whoever maps a page locks it
+//! and asks the object after that, so it maps the page before the second unmapping or
+//! not at all (race F-RACE-37).
+
+use crate::policy::{MapPolicy, by_policy};
+use crate::zap::{Guards, How, Pages, zap};
+use core::ops::ControlFlow;
+use mm_arch::{Arch, Live, VirtRange};
+use mm_folio::{FileId, FolioLockGuard, FolioRef, FrameBytes, Get};
+use mm_pgtable::Gather;
+use mm_rmap::RmapPlatform;
+use mm_vma::{Event, Observer, PageCache};
+
+/// Unmaps the `nr` pages from `first` on of an object from every mapping of it; private
+/// copies only if `pages` says so (rule ZAP-08). Holds no mmap lock.
+pub fn unmap_object<P: RmapPlatform>(
+    policy: &MapPolicy,
+    platform: &P,
+    id: FileId,
+    first: u64,
+    nr: u64,
+    pages: Pages,
+) {
+    let how = How { guards: Guards::Keep, pages };
+    platform.file_trees().walk_range(id, first, nr, &mut |mm, visit| {
+        if let Ok(range) = VirtRange::units(visit.va, visit.nr_pages, P::Arch::PAGE_SHIFT) {
+            let mut gather = Gather::new(mm.tables());
+            by_policy!(policy, zap::<Live, P>(mm, visit.stay, range, range, how, &mut gather));
+            gather.finish();
+        }
+        ControlFlow::Continue(())
+    });
+}
+
+/// Takes the `nr` pages from `first` on out of a cache, dirty or not. A folio that the
+/// range cuts is split; if somebody holds it, its part of the range is filled with
+/// zeros and stays.
+///
+/// The object has seen to it that nobody makes or maps these pages any more.
+pub fn evict_range<P: RmapPlatform>(policy: &MapPolicy, cache: &PageCache<P>, first: u64, nr: u64) {
+    let end = first.saturating_add(nr);
+    let mut next = first;
+    while let Some((at, own)) = cache.next_from(next).filter(|(at, _)| *at < end) {
+        let folio = own.folio();
+        let behind = at + u64::from(folio.nr_pages());
+        next = behind;
+        let locked = folio.lock();
+        if folio.file() != Some((cache.id(), at)) {
+            // It left meanwhile, or was split: what is there now?
+            next = at.max(first);
+            drop(locked);
+            continue;
+        }
+        unmap_folio(policy, cache, &locked, at);
+        if first <= at && behind <= end {
+            if !mm_sync::mutant!("map.evict.keep") {
+                cache.remove(&locked);
+            }
+            drop(locked);
+            continue;
+        }
+        let bytes = cache.platform().bytes();
+        let (from, to) = (first.max(at), end.min(behind));
+        bytes.zero(folio.page((from - at) as u32), to - from);
+        // At both ends of the range, as far as they cut the folio.
+        let order = folio.order();
+        let cut = if at < first { first } else { end };
+        let (own, locked, done) = split_at(cache, own, locked, (cut - at) as u32);
+        if done {
+            cache.platform().observer().event(Event::FolioSplit, u64::from(order));
+            next = from;
+        }
+        drop(locked);
+        drop(own);
+    }
+}
+
+fn unmap_folio<P: RmapPlatform>(
+    policy: &MapPolicy,
+    cache: &PageCache<P>,
+    locked: &FolioLockGuard<'_, P>,
+    at: u64,
+) {
+    let folio = locked.folio();
+    if folio.is_mapped() && !mm_sync::mutant!("map.evict.no_unmap") {
+        let nr = u64::from(folio.nr_pages());
+        unmap_object(policy, cache.platform(), cache.id(), at, nr, Pages::OfObject);
+    }
+}
+
+/// Splits a locked, unmapped folio down to the single page `page`, and leaves the
+/// other parts as large as they can be. Whether it is split so far that a folio
+/// begins at `page`.
+fn split_at<'p, P: RmapPlatform>(
+    cache: &'p PageCache<P>,
+    mut own: FolioRef<'p, P, Get>,
+    mut locked: FolioLockGuard<'p, P>,
+    page: u32,
+) -> (FolioRef<'p, P, Get>, FolioLockGuard<'p, P>, bool) {
+    let pfn = locked.folio().page(page);
+    while locked.folio().is_large() {
+        let keep = locked.folio().index_of(pfn);
+        let done;
+        (own, locked, done) = cache.halve(own, locked, keep);
+        if !done {
+            return (own, locked, false);
+        }
+    }
+    (own, locked, true)
+}

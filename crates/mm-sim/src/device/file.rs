@@ -1,0 +1,414 @@
+//! A file with a store behind its cached pages.
+
+use super::{Object, cached_word, evict, insert};
+use crate::Host;
+use crate::events::Events;
+use crate::ram::{FRAME_BYTES, FRAME_WORDS};
+use mm_arch::{Arch, Level, Pfn};
+use mm_fault::{OrderSet, WriteAt};
+use mm_folio::{
+    AllocError, FileId, FolioFlags, FolioLockGuard, FolioRef, FolioRun, FrameBytes, Get,
+};
+use mm_map::Pages;
+use mm_rmap::mkclean;
+use mm_vma::{
+    Backing, BackingError, BackingKind, FoundPage, InsertError, PageCache, PageRequest, Platform,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Why a call on a file failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum FileError {
+    /// The device failed.
+    #[error("the device failed")]
+    Io,
+    /// There is no memory for a page.
+    #[error("no memory for a page of the file")]
+    NoMemory,
+}
+
+impl FileError {
+    /// The kernel's name of the error.
+    pub const fn errno(&self) -> &'static str {
+        match self {
+            FileError::Io => "EIO",
+            FileError::NoMemory => "ENOMEM",
+        }
+    }
+}
+
+impl From<BackingError> for FileError {
+    fn from(e: BackingError) -> Self {
+        match e {
+            BackingError::NoMemory => FileError::NoMemory,
+            BackingError::Io | BackingError::PastEnd => FileError::Io,
+        }
+    }
+}
+
+/// A device that holds the pages of one file.
+#[derive(Debug)]
+enum Store {
+    /// Pages that were written; the others are holes.
+    Memory(BTreeMap<u64, Box<[u64]>>),
+    /// A file of the host.
+    Host(std::fs::File),
+}
+
+impl Store {
+    /// Reads a page into `buf`.
+    fn read(&self, index: u64, buf: &mut [u64]) -> Result<(), FileError> {
+        buf.fill(0);
+        match self {
+            Store::Memory(pages) => {
+                if let Some(page) = pages.get(&index) {
+                    buf.copy_from_slice(page);
+                }
+                Ok(())
+            }
+            Store::Host(file) => {
+                let mut bytes = vec![0u8; buf.len() * 8];
+                let mut got = 0;
+                // What is behind the end reads as zero.
+                while got < bytes.len() {
+                    let at = index * bytes.len() as u64 + got as u64;
+                    match file.read_at(&mut bytes[got..], at) {
+                        Ok(0) => break,
+                        Ok(n) => got += n,
+                        Err(_) => return Err(FileError::Io),
+                    }
+                }
+                for (word, bytes) in buf.iter_mut().zip(bytes.chunks_exact(8)) {
+                    *word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+                }
+                Ok(())
+            }
+        }
+    }
+    fn write(&mut self, index: u64, page: &[u64]) -> Result<(), FileError> {
+        match self {
+            Store::Memory(pages) => {
+                pages.insert(index, page.into());
+                Ok(())
+            }
+            Store::Host(file) => {
+                let bytes: Vec<u8> = page.iter().flat_map(|w| w.to_le_bytes()).collect();
+                file.write_all_at(&bytes, index * bytes.len() as u64).map_err(|_| FileError::Io)
+            }
+        }
+    }
+    /// Makes the pages `first..end` holes.
+    fn clear(&mut self, first: u64, end: u64) -> Result<(), FileError> {
+        match self {
+            Store::Memory(pages) => {
+                pages.retain(|index, _| !(first..end).contains(index));
+                Ok(())
+            }
+            Store::Host(file) => {
+                let bytes = FRAME_BYTES as u64;
+                let len = file.metadata().map_err(|_| FileError::Io)?.len();
+                if end.saturating_mul(bytes) >= len {
+                    return file.set_len(first * bytes).map_err(|_| FileError::Io);
+                }
+                let zero = [0; FRAME_WORDS];
+                (first..end).try_for_each(|index| self.write(index, &zero))
+            }
+        }
+    }
+}
+
+/// A file: cached pages before a store. Stores through mappings are announced, so that
+/// it knows what it has to write.
+pub struct File<A: Arch, O: Events> {
+    cache: PageCache<Host<A, O>>,
+    nr_pages: AtomicU64,
+    store: Mutex<Store>,
+    failing: Mutex<BTreeSet<u64>>,
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<A: Arch, O: Events> File<A, O> {
+    /// A file of `nr_pages` pages, all of them holes, whose store is memory.
+    pub fn new(host: &Host<A, O>, nr_pages: u64) -> Arc<Self> {
+        Self::over(host, Store::Memory(BTreeMap::new()), nr_pages)
+    }
+    /// A file whose store is a file of the host, open for reading and writing.
+    ///
+    /// # Errors
+    ///
+    /// If the host does not tell its size.
+    pub fn of_host(host: &Host<A, O>, file: std::fs::File) -> std::io::Result<Arc<Self>> {
+        let nr_pages = file.metadata()?.len().div_ceil(FRAME_BYTES as u64);
+        Ok(Self::over(host, Store::Host(file), nr_pages))
+    }
+    fn over(host: &Host<A, O>, store: Store, nr_pages: u64) -> Arc<Self> {
+        let file = Arc::new(File {
+            cache: PageCache::new(host.clone(), host.objects().next_id()),
+            nr_pages: AtomicU64::new(nr_pages),
+            store: Mutex::new(store),
+            failing: Mutex::default(),
+        });
+        let weak = Arc::downgrade(&file);
+        host.objects().add(weak);
+        file
+    }
+    /// Makes every read and write of page `index` by the device fail, or lets it
+    /// succeed again.
+    pub fn fail_io(&self, index: u64, fails: bool) {
+        let mut failing = lock(&self.failing);
+        if fails {
+            failing.insert(index);
+        } else {
+            failing.remove(&index);
+        }
+    }
+    fn host(&self) -> &Host<A, O> {
+        self.cache.platform()
+    }
+    fn load_page(&self, index: u64, buf: &mut [u64]) -> Result<(), FileError> {
+        if lock(&self.failing).contains(&index) {
+            return Err(FileError::Io);
+        }
+        lock(&self.store).read(index, buf)
+    }
+    fn store_page(&self, index: u64, page: &[u64]) -> Result<(), FileError> {
+        if lock(&self.failing).contains(&index) {
+            return Err(FileError::Io);
+        }
+        lock(&self.store).write(index, page)
+    }
+    fn fill(&self, pfn: Pfn, page: &[u64]) {
+        for (w, value) in page.iter().enumerate() {
+            self.host().bytes().store(pfn, w * 8, *value);
+        }
+    }
+
+    /// The page `index`, read from the store if it is not cached.
+    fn get_or_read(&self, index: u64) -> Result<FoundPage, BackingError> {
+        loop {
+            if let Some(page) = self.cache.get(index) {
+                return Ok(FoundPage { page, major: false });
+            }
+            let new = self.host().memmap().alloc(0).map_err(|AllocError| BackingError::NoMemory)?;
+            let mut page = vec![0; FRAME_WORDS];
+            self.load_page(index, &mut page).map_err(|_| BackingError::Io)?;
+            self.fill(new.folio().head(), &page);
+            match insert(&self.cache, index, &new, FolioFlags::empty()) {
+                Ok(()) => return Ok(FoundPage { page: new.into_run(0), major: true }),
+                Err(InsertError::Exists) => {}
+                Err(InsertError::NoMemory) => return Err(BackingError::NoMemory),
+            }
+        }
+    }
+    /// A folio for pages that are about to be overwritten, `index` the first of
+    /// them; the page of it that is `index`.
+    fn get_to_overwrite(&self, at: WriteAt) -> Result<FolioRun, BackingError> {
+        loop {
+            if let Some(page) = self.cache.get(at.index) {
+                return Ok(page);
+            }
+            let orders = at.orders(A::order(Level::Pmd)).or(OrderSet::of(0));
+            let vacant = |order: &u32| self.cache.is_vacant(at.index, 1 << *order);
+            let new = orders
+                .descending()
+                .filter(vacant)
+                .find_map(|order| self.host().memmap().alloc(order).ok())
+                .ok_or(BackingError::NoMemory)?;
+            self.host().bytes().zero(new.folio().head(), new.folio().nr_pages().into());
+            match insert(&self.cache, at.index, &new, FolioFlags::empty()) {
+                Ok(()) => return Ok(new.into_run(0)),
+                Err(InsertError::Exists) => {}
+                Err(InsertError::NoMemory) => return Err(BackingError::NoMemory),
+            }
+        }
+    }
+
+    /// Writes a dirty folio out; it stays dirty if that fails.
+    fn write_out(
+        &self,
+        locked: &FolioLockGuard<'_, Host<A, O>>,
+        first: u64,
+    ) -> Result<(), FileError> {
+        let folio = locked.folio();
+        if mkclean(self.host(), locked) > 0 {
+            folio.set_flag(FolioFlags::DIRTY);
+        }
+        // Behind the cleaning: a store from here on faults, and waits for the lock.
+        if !folio.clear_flag(FolioFlags::DIRTY) {
+            return Ok(());
+        }
+        for i in 0..folio.nr_pages() {
+            let (index, pfn) = (first + u64::from(i), folio.page(i));
+            if index >= self.nr_pages() {
+                break;
+            }
+            let bytes = self.host().bytes();
+            let page: Vec<u64> = (0..FRAME_WORDS).map(|w| bytes.load(pfn, w * 8)).collect();
+            if let Err(e) = self.store_page(index, &page) {
+                folio.set_flag(FolioFlags::DIRTY);
+                return Err(e);
+            }
+        }
+        for i in 0..folio.nr_pages() {
+            self.host().frames().clear_stored(folio.page(i));
+        }
+        Ok(())
+    }
+    /// Writes out what is dirty of the `nr` pages from `first` on. Goes on behind a
+    /// failure.
+    fn sync_range(&self, first: u64, nr: u64) -> Result<(), FileError> {
+        let end = first.saturating_add(nr);
+        let (mut next, mut result) = (first, Ok(()));
+        while let Some((at, own)) = self.cache.next_from(next).filter(|(at, _)| *at < end) {
+            next = at + u64::from(own.folio().nr_pages());
+            let locked = own.folio().lock();
+            if own.folio().file() == Some((self.cache.id(), at)) {
+                result = self.write_out(&locked, at).and(result);
+            }
+            drop(locked);
+        }
+        result
+    }
+}
+
+impl<A: Arch, O: Events> Backing for File<A, O> {
+    fn id(&self) -> FileId {
+        self.cache.id()
+    }
+    fn kind(&self) -> BackingKind {
+        BackingKind::File
+    }
+    fn nr_pages(&self) -> u64 {
+        self.nr_pages.load(Relaxed)
+    }
+    fn notifies_writes(&self) -> bool {
+        true
+    }
+    fn cached(&self, index: u64) -> Option<FolioRun> {
+        self.cache.get(index)
+    }
+    fn page(&self, request: &PageRequest<'_>) -> Result<FoundPage, BackingError> {
+        if request.index >= self.nr_pages() {
+            return Err(BackingError::PastEnd);
+        }
+        self.get_or_read(request.index)
+    }
+    fn make_writable(&self, index: u64) -> Result<(), BackingError> {
+        // Room on the device is made here; one that fails says so.
+        if lock(&self.failing).contains(&index) {
+            return Err(BackingError::Io);
+        }
+        if let Some(run) = self.cache.get(index) {
+            let own: FolioRef<'_, _, Get> = self.host().memmap().adopt_run(run);
+            own.folio().set_flag(FolioFlags::DIRTY);
+        }
+        Ok(())
+    }
+}
+
+impl<A: Arch, O: Events> Object<A, O> for File<A, O> {
+    fn cache(&self) -> &PageCache<Host<A, O>> {
+        &self.cache
+    }
+    fn write(
+        &self,
+        first: u64,
+        nr: u64,
+        word: &dyn Fn(u64, usize) -> u64,
+    ) -> Result<(), FileError> {
+        let end = first + nr;
+        self.nr_pages.fetch_max(end, Relaxed);
+        for index in first..end {
+            let run = self.get_to_overwrite(WriteAt { index, nr_pages: end - index })?;
+            let own: FolioRef<'_, _, Get> = self.host().memmap().adopt_run(run);
+            let pfn = own.folio().page(run.first);
+            for w in 0..FRAME_WORDS {
+                self.host().bytes().store(pfn, w * 8, word(index, w));
+            }
+            own.folio().set_flag(FolioFlags::DIRTY);
+        }
+        Ok(())
+    }
+    fn read(&self, index: u64, offset: usize) -> Result<u64, FileError> {
+        let run = self.get_or_read(index)?.page;
+        let own: FolioRef<'_, _, Get> = self.host().memmap().adopt_run(run);
+        Ok(self.host().bytes().load(own.folio().page(run.first), offset))
+    }
+    fn peek(&self, index: u64, offset: usize) -> u64 {
+        cached_word(&self.cache, index, offset).unwrap_or_else(|| {
+            let mut page = vec![0; FRAME_WORDS];
+            let read = lock(&self.store).read(index, &mut page);
+            read.ok().and_then(|()| page.get(offset / 8).copied()).unwrap_or(0)
+        })
+    }
+    fn truncate(&self, nr_pages: u64) {
+        self.nr_pages.store(nr_pages, Relaxed);
+        evict(&self.cache, nr_pages, u64::MAX - nr_pages, Pages::All);
+        // What a device that fails keeps is behind the end.
+        let _ = lock(&self.store).clear(nr_pages, u64::MAX);
+    }
+    fn punch(&self, first: u64, nr: u64) {
+        evict(&self.cache, first, nr, Pages::OfObject);
+        let end = first.saturating_add(nr).min(self.nr_pages());
+        let _ = lock(&self.store).clear(first, end);
+    }
+    fn sync(&self) -> Result<(), FileError> {
+        self.sync_range(0, u64::MAX)
+    }
+    // What is dirty in the cache is written out before.
+    fn read_direct(
+        &self,
+        first: u64,
+        nr: u64,
+        each: &mut dyn FnMut(u64, &[u64]),
+    ) -> Result<(), FileError> {
+        self.sync_range(first, nr)?;
+        let mut page = vec![0; FRAME_WORDS];
+        for i in 0..nr {
+            self.load_page(first + i, &mut page)?;
+            each(i, &page);
+        }
+        Ok(())
+    }
+    // And dropped, before a direct write.
+    fn write_direct(&self, first: u64, pages: &[Vec<u64>]) -> Result<(), FileError> {
+        let nr = pages.len() as u64;
+        self.sync_range(first, nr)?;
+        evict(&self.cache, first, nr, Pages::OfObject);
+        for (index, page) in (first..).zip(pages) {
+            self.store_page(index, page)?;
+        }
+        self.nr_pages.fetch_max(first + nr, Relaxed);
+        // Who read meanwhile has what was there before.
+        evict(&self.cache, first, nr, Pages::OfObject);
+        Ok(())
+    }
+    fn forget_clean(&self) {
+        let mut next = 0;
+        while let Some((at, own)) = self.cache.next_from(next) {
+            let folio = own.folio();
+            next = at + u64::from(folio.nr_pages());
+            let Some(locked) = folio.try_lock() else { continue };
+            let used = folio.is_mapped() || folio.refcount() > folio.nr_pages() as i32 + 1;
+            if !used && !folio.has(FolioFlags::DIRTY) {
+                self.cache.remove(&locked);
+            }
+            drop(locked);
+        }
+    }
+}
+
+impl<A: Arch, O: Events> std::fmt::Debug for File<A, O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("File")
+            .field("id", &self.id())
+            .field("nr_pages", &self.nr_pages())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,133 @@
+//! What stands behind mappings: files and objects of shared memory, with real bytes.
+//!
+//! Both keep their pages in a page cache in frames of the machine. A [`File`] has a
+//! store besides, in memory or a file of the host, and hears of stores through
+//! mappings; what a [`Shmem`] has is its cached pages.
+//!
+//! A machine knows its objects for audits only: they live as long as somebody has a
+//! handle, a mapping included.
+
+mod file;
+mod shmem;
+
+pub use file::{File, FileError};
+pub use shmem::{Shmem, ShmemKind};
+
+use crate::Host;
+use crate::events::Events;
+use mm_arch::Arch;
+use mm_folio::{FileId, FolioFlags, FolioRef, FrameBytes, Get};
+use mm_map::{Pages, evict_range, unmap_object};
+use mm_vma::{Backing, InsertError, PageCache, Platform};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// What calls on files do, whatever is behind them.
+pub trait Object<A: Arch, O: Events>: Backing {
+    /// The cached pages.
+    fn cache(&self) -> &PageCache<Host<A, O>>;
+    /// One `write`: `nr` pages from `first` on, where `word` says what word (second
+    /// argument) of a page (first) becomes. Grows the object.
+    ///
+    /// # Errors
+    ///
+    /// If a page has to be read and cannot, or there is no memory.
+    fn write(&self, first: u64, nr: u64, word: &dyn Fn(u64, usize) -> u64)
+    -> Result<(), FileError>;
+    /// The word at byte `offset` of page `index`, as `pread` sees it.
+    ///
+    /// # Errors
+    ///
+    /// If the page has to be read and cannot.
+    fn read(&self, index: u64, offset: usize) -> Result<u64, FileError>;
+    /// The same without reading anything into the cache, for audits.
+    fn peek(&self, index: u64, offset: usize) -> u64;
+    /// Gives the object another size, in pages.
+    fn truncate(&self, nr_pages: u64);
+    /// Makes the `nr` pages from `first` on a hole.
+    fn punch(&self, first: u64, nr: u64);
+    /// Writes out what is dirty.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails; what was not written stays dirty.
+    fn sync(&self) -> Result<(), FileError>;
+    /// Drops cached pages that are clean and that nobody uses.
+    fn forget_clean(&self);
+    /// One direct read: `nr` pages from `first` on, each handed to `each` with its
+    /// number from `first` on.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails.
+    fn read_direct(
+        &self,
+        first: u64,
+        nr: u64,
+        each: &mut dyn FnMut(u64, &[u64]),
+    ) -> Result<(), FileError>;
+    /// One direct write of `pages` at page `first`.
+    ///
+    /// # Errors
+    ///
+    /// If the device fails, or there is no memory.
+    fn write_direct(&self, first: u64, pages: &[Vec<u64>]) -> Result<(), FileError>;
+}
+
+/// The objects of a machine.
+pub(crate) struct Objects<A: Arch, O: Events> {
+    next: AtomicU64,
+    all: Mutex<Vec<Weak<dyn Object<A, O>>>>,
+}
+
+impl<A: Arch, O: Events> Objects<A, O> {
+    pub fn new() -> Self {
+        Objects { next: AtomicU64::new(1), all: Mutex::default() }
+    }
+    fn next_id(&self) -> FileId {
+        FileId(self.next.fetch_add(1, Relaxed) as u32)
+    }
+    fn add(&self, object: Weak<dyn Object<A, O>>) {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|o| o.strong_count() > 0);
+        all.push(object);
+    }
+    /// Those that are alive.
+    pub fn alive(&self) -> Vec<Arc<dyn Object<A, O>>> {
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// Puts a new folio with valid content into a cache.
+fn insert<A: Arch, O: Events>(
+    cache: &PageCache<Host<A, O>>,
+    first: u64,
+    new: &FolioRef<'_, Host<A, O>, Get>,
+    flags: FolioFlags,
+) -> Result<(), InsertError> {
+    new.folio().set_flag(flags | FolioFlags::UPTODATE | FolioFlags::LRU);
+    cache.insert(first, new)
+}
+
+/// The pages from `first` on leave all mappings, private copies as well where `pages`
+/// says so, and the cache.
+fn evict<A: Arch, O: Events>(cache: &PageCache<Host<A, O>>, first: u64, nr: u64, pages: Pages) {
+    let (host, policy) = (cache.platform(), cache.platform().policy().map);
+    unmap_object(&policy, host, cache.id(), first, nr, pages);
+    evict_range(&policy, cache, first, nr);
+    // A fault that found a page before may have made a private copy of it.
+    unmap_object(&policy, host, cache.id(), first, nr, pages);
+}
+
+/// The word at byte `offset` of a cached page.
+fn cached_word<A: Arch, O: Events>(
+    cache: &PageCache<Host<A, O>>,
+    index: u64,
+    offset: usize,
+) -> Option<u64> {
+    let run = cache.get(index)?;
+    let host = cache.platform();
+    let own: FolioRef<'_, _, Get> = host.memmap().adopt_run(run);
+    Some(host.bytes().load(own.folio().page(run.first), offset))
+}

@@ -1,0 +1,112 @@
+//! Files and shared memory: what stands behind a mapping that is not anonymous.
+//!
+//! # The protocol
+//!
+//! An object keeps its pages in a *cache*, by index; [`PageCache`](crate::PageCache)
+//! is one that an implementation may use. The cache holds a reference per page
+//! (rule FOLIO-01), and whoever asks for a page gets a reference of its own.
+//!
+//! * **A page belongs to the object for as long as its folio is locked and names
+//!   it.** Whoever maps a page locks the folio and asks
+//!   ([`Folio::file`](mm_folio::Folio::file)); whoever takes a page out of the cache
+//!   locks it, unmaps it and clears the name (race F-RACE-37).
+//! * **Stores are announced** if the object wants that: its pages are mapped
+//!   read-only, and [`make_writable`](Backing::make_writable) comes before the first
+//!   entry that allows one (rules FILE-07, FILE-08). Cleaning a page takes the
+//!   permission away again.
+//! * **Dirt is kept by entries and by the folio.** Whoever destroys a dirty entry
+//!   marks the folio (FOLIO-45).
+
+use crate::Vma;
+use core::fmt::Debug;
+use mm_arch::VirtAddr;
+use mm_folio::{FileId, FolioRun};
+
+/// What kind of object a mapping shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BackingKind {
+    /// A file with a store of its own.
+    File,
+    /// Shared memory: the cached pages are all there is, and swap is their store.
+    Shmem,
+}
+
+/// The page that a fault wants.
+#[derive(Clone, Copy, Debug)]
+pub struct PageRequest<'r> {
+    /// Its index in the object.
+    pub index: u64,
+    /// The mapping. Its flags and bounds say which folio sizes are welcome.
+    pub vma: &'r Vma,
+    /// Where the mapping shows the page.
+    pub va: VirtAddr,
+}
+
+/// A page of an object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "the reference in it is to be adopted"]
+pub struct FoundPage {
+    /// The page, and one reference of its folio, which is the caller's to adopt.
+    pub page: FolioRun,
+    /// The content had to be read from a device.
+    pub major: bool,
+}
+
+/// Why an object has no page to give.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BackingError {
+    /// The index lies behind the end.
+    PastEnd,
+    /// The device failed.
+    Io,
+    /// There is no memory.
+    NoMemory,
+}
+
+impl core::fmt::Display for BackingError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            BackingError::PastEnd => "the page lies behind the end of the object",
+            BackingError::Io => "the device failed",
+            BackingError::NoMemory => "no memory for a page of the object",
+        })
+    }
+}
+impl core::error::Error for BackingError {}
+
+/// A file or an object of shared memory, as mappings see it.
+///
+/// Object-safe, so that a mapping need not know what it shows. References to
+/// folios cross this boundary as a [`FolioRun`] that owns them
+/// ([`adopt_run`](mm_folio::MemMap::adopt_run) makes a value of it).
+///
+/// A mapping keeps its object alive. When the last one goes, the object is
+/// dropped under the mmap lock: that gives cached pages back, and waits for nothing.
+pub trait Backing: Send + Sync + Debug {
+    /// The name by which folios know the object.
+    fn id(&self) -> FileId;
+    /// What kind of object it is.
+    fn kind(&self) -> BackingKind;
+    /// Its size in pages, the last one perhaps in part.
+    fn nr_pages(&self) -> u64;
+    /// Whether stores are announced by [`make_writable`](Self::make_writable)
+    /// (rule FILE-08).
+    fn notifies_writes(&self) -> bool;
+    /// The page at `index` if it is cached and valid, with a reference. Callable
+    /// under page-table locks: reads nothing, waits for no folio lock.
+    fn cached(&self, index: u64) -> Option<FolioRun>;
+    /// The page of `request`, read or made if need be, with a reference. Called
+    /// without locks but the mmap lock's read side.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such page, the device fails, or there is no memory.
+    fn page(&self, request: &PageRequest<'_>) -> Result<FoundPage, BackingError>;
+    /// The page at `index` is about to be mapped writable. Its folio is locked by
+    /// the caller and in the object; it is clean for nobody once this returns.
+    ///
+    /// # Errors
+    ///
+    /// If the object refuses: no room, or a failed device.
+    fn make_writable(&self, index: u64) -> Result<(), BackingError>;
+}

@@ -1,0 +1,297 @@
+//! The pages of one object, by index.
+
+use crate::Platform;
+use alloc::vec::Vec;
+use core::fmt;
+use mm_arch::Pfn;
+use mm_folio::{FileId, Folio, FolioFlags, FolioLockGuard, FolioRef, FolioRun, Get};
+use mm_sync::Mutex;
+
+/// A folio in its place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Slot {
+    first: u64,
+    nr: u64,
+    head: Pfn,
+}
+
+/// Why a folio was not taken in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum InsertError {
+    /// A page of its range is cached already.
+    Exists,
+    /// No memory for its place, or too many references.
+    NoMemory,
+}
+
+/// The folios of one object, by page index. A kernel's [`Backing`](crate::Backing) may
+/// build on it.
+///
+/// # Invariants
+///
+/// * The cache owns a reference per page of each folio in it (rule FOLIO-01), so a
+///   lookup under its lock finds a live folio and needs no speculation.
+/// * A folio in it names the object and its index ([`Folio::file`]). It comes
+///   in before anybody else knows it and leaves locked.
+///
+/// # Locking
+///
+/// The lock is innermost: lookups may be made under page-table locks.
+pub struct PageCache<P: Platform> {
+    platform: P,
+    id: FileId,
+    slots: Mutex<P::PtLock, Vec<Slot>>,
+}
+
+impl<P: Platform> PageCache<P> {
+    /// An empty cache of the object `id`.
+    pub fn new(platform: P, id: FileId) -> Self {
+        PageCache { platform, id, slots: Mutex::new(Vec::new()) }
+    }
+    /// The object.
+    pub fn id(&self) -> FileId {
+        self.id
+    }
+    /// The kernel.
+    pub fn platform(&self) -> &P {
+        &self.platform
+    }
+    /// The page at `index`, with a reference.
+    pub fn get(&self, index: u64) -> Option<FolioRun> {
+        let slots = self.slots.lock();
+        let slot = slots.get(position(&slots, index)).filter(|s| s.first <= index)?;
+        let own = self.platform.memmap().folio(slot.head).grab::<Get>(1).ok()?;
+        Some(own.into_run((index - slot.first) as u32))
+    }
+    /// The first folio that has a page at `index` or behind it: the index of its
+    /// first page, and a reference.
+    pub fn next_from(&self, index: u64) -> Option<(u64, FolioRef<'_, P, Get>)> {
+        let slots = self.slots.lock();
+        let slot = slots.get(position(&slots, index))?;
+        let own = self.platform.memmap().folio(slot.head).grab::<Get>(1).ok()?;
+        Some((slot.first, own))
+    }
+    /// Whether no page of the `nr` from `first` on is cached.
+    pub fn is_vacant(&self, first: u64, nr: u64) -> bool {
+        let slots = self.slots.lock();
+        is_vacant(&slots, first, nr)
+    }
+    /// Takes a new, filled folio in, its page 0 at `first`. The caller, who is the
+    /// only one to know it, keeps its reference.
+    ///
+    /// # Errors
+    ///
+    /// If there is a page already, or no memory; the folio is as it was then.
+    pub fn insert(&self, first: u64, new: &FolioRef<'_, P, Get>) -> Result<(), InsertError> {
+        let folio = new.folio();
+        let nr = folio.nr_pages();
+        let mut slots = self.slots.lock();
+        if !is_vacant(&slots, first, u64::from(nr)) {
+            return Err(InsertError::Exists);
+        }
+        slots.try_reserve(1).map_err(|_| InsertError::NoMemory)?;
+        let refs = folio.grab::<Get>(nr).map_err(|_| InsertError::NoMemory)?;
+        folio.set_file(self.id, first);
+        let at = position(&slots, first);
+        slots.insert(at, Slot { first, nr: u64::from(nr), head: folio.head() });
+        refs.hand_over();
+        Ok(())
+    }
+    /// Takes a locked folio that nothing maps out; the references of the cache go.
+    /// Whether it was in.
+    pub fn remove(&self, locked: &FolioLockGuard<'_, P>) -> bool {
+        let folio = locked.folio();
+        let Some((id, first)) = folio.file() else { return false };
+        if id != self.id {
+            return false;
+        }
+        {
+            let mut slots = self.slots.lock();
+            let at = position(&slots, first);
+            if slots.get(at).is_none_or(|s| s.head != folio.head()) {
+                return false;
+            }
+            slots.remove(at);
+        }
+        folio.clear_file();
+        self.let_go(folio);
+        true
+    }
+    /// Splits a locked folio that nothing maps into halves (rules FOLIO-52..55).
+    /// `own` and `locked` are the caller's, and go on with the half that has page
+    /// `keep`; the other half is unlocked. `false` if somebody else holds the folio, or
+    /// it is not in: it is as it was then.
+    pub fn halve<'p>(
+        &'p self,
+        own: FolioRef<'p, P, Get>,
+        locked: FolioLockGuard<'p, P>,
+        keep: u32,
+    ) -> (FolioRef<'p, P, Get>, FolioLockGuard<'p, P>, bool) {
+        let folio = locked.folio();
+        let (order, nr) = (folio.order(), folio.nr_pages());
+        let mut slots = self.slots.lock();
+        let first = folio.file().map_or(u64::MAX, |f| f.1);
+        let at = position(&slots, first);
+        let is_in = slots.get(at).is_some_and(|s| s.head == folio.head());
+        let splits = is_in
+            && order > 0
+            && folio.mapcount() == 0
+            && !folio.has(FolioFlags::WRITEBACK)
+            && slots.try_reserve(1).is_ok()
+            && folio.freeze(nr + 1);
+        if !splits {
+            drop(slots);
+            return (own, locked, false);
+        }
+        // Both halves are where the whole was: on the list or off it.
+        let listed = folio.flags() & FolioFlags::LRU;
+        folio.split_frozen(order - 1);
+        let half = nr / 2;
+        let upper = self.platform.memmap().folio(folio.page(half));
+        folio.set_flag(listed);
+        upper.set_flag(listed);
+        let kept_is_upper = keep >= half;
+        // Nobody can see it: no lock is given up, but made free before it can be
+        // asked for.
+        upper.clear_flag(FolioFlags::LOCKED);
+        slots[at].nr = u64::from(half);
+        let new = Slot { first: first + u64::from(half), nr: u64::from(half), head: upper.head() };
+        slots.insert(at + 1, new);
+        // The references of the cache, and the caller's.
+        upper.unfreeze(half + u32::from(kept_is_upper));
+        folio.unfreeze(half + u32::from(!kept_is_upper));
+        drop(slots);
+        if !kept_is_upper {
+            return (own, locked, true);
+        }
+        // The reference that `own` stood for is the upper half's now.
+        own.into_run(0);
+        drop(locked);
+        let own = self.platform.memmap().adopt_run(FolioRun::new(upper.head(), 0, 1));
+        let locked = upper.lock();
+        (own, locked, true)
+    }
+    /// Gives back what the cache owned of a folio that is not in it any more.
+    fn let_go(&self, folio: Folio<'_, P>) {
+        let run = FolioRun::new(folio.head(), 0, folio.nr_pages());
+        self.platform.memmap().put_run::<Get>(run);
+    }
+    /// The folios: index of the first page, and head. For audits; they may be
+    /// gone when this returns.
+    pub fn folios(&self) -> Vec<(u64, Pfn)> {
+        self.slots.lock().iter().map(|s| (s.first, s.head)).collect()
+    }
+}
+
+/// Position of the first slot that ends behind `index`.
+fn position(slots: &[Slot], index: u64) -> usize {
+    slots.partition_point(|s| s.first + (s.nr - 1) < index)
+}
+fn is_vacant(slots: &[Slot], first: u64, nr: u64) -> bool {
+    slots.get(position(slots, first)).is_none_or(|s| s.first >= first.saturating_add(nr))
+}
+
+impl<P: Platform> Drop for PageCache<P> {
+    fn drop(&mut self) {
+        let slots = core::mem::take(&mut *self.slots.lock());
+        for slot in slots {
+            let folio = self.platform.memmap().folio(slot.head);
+            // Nothing maps the object any more; who still holds the folio (a
+            // pin) sees that it belongs to nobody.
+            folio.clear_file();
+            self.let_go(folio);
+        }
+    }
+}
+
+impl<P: Platform> fmt::Debug for PageCache<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageCache").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::model::{ModelConfig, ModelPlatform};
+    use mm_arch::model::ModelWord;
+
+    type M = ModelPlatform<ModelWord<8>>;
+
+    fn cache() -> PageCache<M> {
+        PageCache::new(M::new(ModelConfig::default()).expect("machine"), FileId(3))
+    }
+    fn add(cache: &PageCache<M>, first: u64, order: u32) -> Result<Pfn, InsertError> {
+        let new = cache.platform().memmap().alloc(order).expect("memory");
+        cache.insert(first, &new).map(|()| new.folio().head())
+    }
+
+    /// Rules: FOLIO-01.
+    #[test]
+    fn a_cache_holds_a_reference_per_page() {
+        let cache = cache();
+        let head = add(&cache, 8, 2).expect("vacant");
+        let map = cache.platform().memmap();
+        assert_eq!(map.folio(head).refcount(), 4);
+        assert_eq!(map.folio(head).file(), Some((FileId(3), 8)));
+        let found = cache.get(10).expect("cached");
+        assert_eq!((found, map.folio(head).refcount()), (FolioRun::new(head, 2, 1), 5));
+        map.put_run::<Get>(found);
+        assert!(cache.get(7).is_none() && cache.get(12).is_none());
+        assert_eq!(add(&cache, 11, 0), Err(InsertError::Exists));
+        assert!(cache.is_vacant(4, 4) && !cache.is_vacant(4, 5) && cache.is_vacant(12, 100));
+        drop(cache.platform().clone());
+        let machine = cache.platform().clone();
+        drop(cache);
+        assert_eq!(machine.folios_in_use(), 0);
+    }
+
+    /// Rules: FOLIO-52, FOLIO-54, FOLIO-55.
+    #[test]
+    fn halves_keep_their_place_and_references() {
+        for keep in [0, 5] {
+            let cache = cache();
+            let head = add(&cache, 16, 3).expect("vacant");
+            let map = cache.platform().memmap();
+            map.folio(head).set_flag(FolioFlags::DIRTY | FolioFlags::UPTODATE);
+            let (_, own) = cache.next_from(16).expect("cached");
+            let locked = own.folio().lock();
+            let stranger = own.folio().grab::<Get>(1).expect("room");
+            let (own, locked, done) = cache.halve(own, locked, keep);
+            assert!(!done, "somebody holds it");
+            drop(stranger);
+            let (own, locked, done) = cache.halve(own, locked, keep);
+            assert!(done && locked.folio().contains(head.add(keep.into())));
+            assert!(cache.folios().iter().map(|f| f.0).eq([16, 20]));
+            for (first, pfn) in cache.folios() {
+                let half = map.folio(pfn);
+                let kept = half == locked.folio();
+                assert_eq!(half.refcount(), 4 + i32::from(kept));
+                assert_eq!(half.file(), Some((FileId(3), first)));
+                assert_eq!(half.has(FolioFlags::LOCKED), kept);
+                assert!(half.has(FolioFlags::DIRTY | FolioFlags::UPTODATE));
+            }
+            drop(locked);
+            drop(own);
+        }
+    }
+
+    #[test]
+    fn folios_are_found_in_order_and_leave_locked() {
+        let cache = cache();
+        for first in [20, 0, 4] {
+            add(&cache, first, 1).expect("vacant");
+        }
+        assert!(cache.folios().iter().map(|f| f.0).eq([0, 4, 20]));
+        let (first, own) = cache.next_from(2).expect("more");
+        assert_eq!(first, 4);
+        let folio = own.folio();
+        let lock = folio.lock();
+        assert!(cache.remove(&lock) && !cache.remove(&lock));
+        drop(lock);
+        assert_eq!((folio.refcount(), folio.file()), (1, None));
+        drop(own);
+        assert_eq!(cache.platform().folios_in_use(), 2);
+        assert_eq!(cache.next_from(2).map(|n| n.0), Some(20));
+    }
+}
