@@ -129,7 +129,7 @@ mod private {
         p.store(page(3), 33).expect("store");
         let child = p.fork().expect("fork");
         assert_eq!(mapped(&child, 0, 8), (0..8).collect::<Vec<_>>());
-        assert_eq!(mapped(&child, 16, 8), []);
+        assert!(mapped(&child, 16, 8).is_empty());
         assert_eq!(rss(&child), [1, 7, 0]);
         sound(&m, &[&p, &child]);
         child.store(page(3), 34).expect("store");
@@ -199,7 +199,7 @@ mod shared {
         p.store(page(1), 11).expect("store");
         assert!(entry(&p, page(1)).is_writable(Level::Pte) && rss(&p) == [0, 0, 1]);
         let child = p.fork().expect("fork");
-        assert_eq!(mapped(&child, 0, 8), []);
+        assert!(mapped(&child, 0, 8).is_empty());
         assert_eq!(child.load(page(1)), Ok(11));
         child.store(page(5), 55).expect("store");
         assert_eq!((p.load(page(5)), p.load(page(6))), (Ok(55), Ok(0)));
@@ -370,7 +370,7 @@ mod large {
             assert_eq!(p.load(page(i)), bus(i));
         }
         f.truncate(3);
-        assert_eq!(mapped(&p, 0, 32), []);
+        assert!(mapped(&p, 0, 32).is_empty());
         assert_eq!((p.load(page(2)), p.load(page(4))), (Ok(tag(2)), bus(4)));
         assert_eq!(mapped(&p, 0, 32), [0, 1, 2]);
         drop(stranger);
@@ -414,12 +414,10 @@ mod removal {
         let pin = p.pin(page(0), 1, GupFlags::WRITE).expect("pin");
         f.punch(100, 20);
         assert_eq!(f.cache().folios().len(), 1);
-        assert_eq!([99, 100, 119, 120].map(|i| p.load(page(i))), [
-            Ok(tag(99)),
-            Ok(0),
-            Ok(0),
-            Ok(tag(120))
-        ]);
+        assert_eq!(
+            [99, 100, 119, 120].map(|i| p.load(page(i))),
+            [Ok(tag(99)), Ok(0), Ok(0), Ok(tag(120))]
+        );
         assert_eq!(pin.load(0, 0), Some(tag(0)));
         drop(pin);
         sound(&m, &[&p]);
@@ -533,7 +531,7 @@ mod memory {
             note(p.load(page(1)).is_ok());
             note(p.store(page(2), 22).is_ok());
             note(p.load(page(513)).is_ok());
-            note(p.store(page(514), 33).is_ok());
+            note(p.store(page(515), 33).is_ok());
             note(p.store(page(1025), 44).is_ok());
             note(p.load(page(1030)).is_ok());
             let child = p.fork();
@@ -542,7 +540,7 @@ mod memory {
             m.host().frames().fail_after(None);
             assert!(errors <= 1, "one failure, {errors} errors");
             failed += errors;
-            for (i, stored, other) in [(2, 22, tag(2)), (514, 33, tag(2)), (1025, 44, 0)] {
+            for (i, stored, other) in [(2, 22, tag(2)), (515, 33, tag(3)), (1025, 44, 0)] {
                 let got = p.load(page(i)).expect("mapped");
                 assert!(got == stored || got == other && errors == 1, "allocation {n}: {got:#x}");
             }

@@ -1,9 +1,8 @@
 //! A file with a store behind its cached pages.
 
-use super::{Object, cached_word, evict, insert};
+use super::{Object, cached_word, evict, insert, page_words};
 use crate::Host;
 use crate::events::Events;
-use crate::ram::{FRAME_BYTES, FRAME_WORDS};
 use mm_arch::{Arch, Level, Pfn};
 use mm_fault::{OrderSet, WriteAt};
 use mm_folio::{
@@ -101,19 +100,19 @@ impl Store {
         }
     }
     /// Makes the pages `first..end` holes.
-    fn clear(&mut self, first: u64, end: u64) -> Result<(), FileError> {
+    fn clear(&mut self, first: u64, end: u64, words: usize) -> Result<(), FileError> {
         match self {
             Store::Memory(pages) => {
                 pages.retain(|index, _| !(first..end).contains(index));
                 Ok(())
             }
             Store::Host(file) => {
-                let bytes = FRAME_BYTES as u64;
+                let bytes = words as u64 * 8;
                 let len = file.metadata().map_err(|_| FileError::Io)?.len();
                 if end.saturating_mul(bytes) >= len {
                     return file.set_len(first * bytes).map_err(|_| FileError::Io);
                 }
-                let zero = [0; FRAME_WORDS];
+                let zero = vec![0; words];
                 (first..end).try_for_each(|index| self.write(index, &zero))
             }
         }
@@ -144,7 +143,7 @@ impl<A: Arch, O: Events> File<A, O> {
     ///
     /// If the host does not tell its size.
     pub fn of_host(host: &Host<A, O>, file: std::fs::File) -> std::io::Result<Arc<Self>> {
-        let nr_pages = file.metadata()?.len().div_ceil(FRAME_BYTES as u64);
+        let nr_pages = file.metadata()?.len().div_ceil(1 << A::PAGE_SHIFT);
         Ok(Self::over(host, Store::Host(file), nr_pages))
     }
     fn over(host: &Host<A, O>, store: Store, nr_pages: u64) -> Arc<Self> {
@@ -196,7 +195,7 @@ impl<A: Arch, O: Events> File<A, O> {
                 return Ok(FoundPage { page, major: false });
             }
             let new = self.host().memmap().alloc(0).map_err(|AllocError| BackingError::NoMemory)?;
-            let mut page = vec![0; FRAME_WORDS];
+            let mut page = vec![0; page_words::<A>()];
             self.load_page(index, &mut page).map_err(|_| BackingError::Io)?;
             self.fill(new.folio().head(), &page);
             match insert(&self.cache, index, &new, FolioFlags::empty()) {
@@ -249,7 +248,7 @@ impl<A: Arch, O: Events> File<A, O> {
                 break;
             }
             let bytes = self.host().bytes();
-            let page: Vec<u64> = (0..FRAME_WORDS).map(|w| bytes.load(pfn, w * 8)).collect();
+            let page: Vec<u64> = (0..page_words::<A>()).map(|w| bytes.load(pfn, w * 8)).collect();
             if let Err(e) = self.store_page(index, &page) {
                 folio.set_flag(FolioFlags::DIRTY);
                 return Err(e);
@@ -328,7 +327,7 @@ impl<A: Arch, O: Events> Object<A, O> for File<A, O> {
             let run = self.get_to_overwrite(WriteAt { index, nr_pages: end - index })?;
             let own: FolioRef<'_, _, Get> = self.host().memmap().adopt_run(run);
             let pfn = own.folio().page(run.first);
-            for w in 0..FRAME_WORDS {
+            for w in 0..page_words::<A>() {
                 self.host().bytes().store(pfn, w * 8, word(index, w));
             }
             own.folio().set_flag(FolioFlags::DIRTY);
@@ -342,7 +341,7 @@ impl<A: Arch, O: Events> Object<A, O> for File<A, O> {
     }
     fn peek(&self, index: u64, offset: usize) -> u64 {
         cached_word(&self.cache, index, offset).unwrap_or_else(|| {
-            let mut page = vec![0; FRAME_WORDS];
+            let mut page = vec![0; page_words::<A>()];
             let read = lock(&self.store).read(index, &mut page);
             read.ok().and_then(|()| page.get(offset / 8).copied()).unwrap_or(0)
         })
@@ -351,12 +350,12 @@ impl<A: Arch, O: Events> Object<A, O> for File<A, O> {
         self.nr_pages.store(nr_pages, Relaxed);
         evict(&self.cache, nr_pages, u64::MAX - nr_pages, Pages::All);
         // What a device that fails keeps is behind the end.
-        let _ = lock(&self.store).clear(nr_pages, u64::MAX);
+        let _ = lock(&self.store).clear(nr_pages, u64::MAX, page_words::<A>());
     }
     fn punch(&self, first: u64, nr: u64) {
         evict(&self.cache, first, nr, Pages::OfObject);
         let end = first.saturating_add(nr).min(self.nr_pages());
-        let _ = lock(&self.store).clear(first, end);
+        let _ = lock(&self.store).clear(first, end, page_words::<A>());
     }
     fn sync(&self) -> Result<(), FileError> {
         self.sync_range(0, u64::MAX)
@@ -369,7 +368,7 @@ impl<A: Arch, O: Events> Object<A, O> for File<A, O> {
         each: &mut dyn FnMut(u64, &[u64]),
     ) -> Result<(), FileError> {
         self.sync_range(first, nr)?;
-        let mut page = vec![0; FRAME_WORDS];
+        let mut page = vec![0; page_words::<A>()];
         for i in 0..nr {
             self.load_page(first + i, &mut page)?;
             each(i, &page);

@@ -99,6 +99,11 @@ impl<A: Arch, O: Events> Objects<A, O> {
     }
 }
 
+/// Words of a page.
+pub(crate) const fn page_words<A: Arch>() -> usize {
+    (1 << A::PAGE_SHIFT) / 8
+}
+
 /// Puts a new folio with valid content into a cache.
 fn insert<A: Arch, O: Events>(
     cache: &PageCache<Host<A, O>>,

@@ -1,9 +1,8 @@
 //! Shared memory: files on tmpfs, memfds, shared anonymous mappings.
 
-use super::{FileError, Object, cached_word, evict, insert};
+use super::{FileError, Object, cached_word, evict, insert, page_words};
 use crate::Host;
 use crate::events::Events;
-use crate::ram::FRAME_WORDS;
 use mm_arch::{Arch, Level};
 use mm_fault::{OrderSet, ShmemMode, ShmemPolicy, WriteAt};
 use mm_folio::{FileId, FolioFlags, FolioRef, FolioRun, FrameBytes, Get};
@@ -164,7 +163,7 @@ impl<A: Arch, O: Events> Object<A, O> for Shmem<A, O> {
             let run = self.get_or_make(index, orders)?;
             let own: FolioRef<'_, _, Get> = self.host().memmap().adopt_run(run);
             let pfn = own.folio().page(run.first);
-            for w in 0..FRAME_WORDS {
+            for w in 0..page_words::<A>() {
                 self.host().bytes().store(pfn, w * 8, word(index, w));
             }
             own.folio().set_flag(FolioFlags::DIRTY);
@@ -199,7 +198,8 @@ impl<A: Arch, O: Events> Object<A, O> for Shmem<A, O> {
         each: &mut dyn FnMut(u64, &[u64]),
     ) -> Result<(), FileError> {
         for i in 0..nr {
-            let page: Vec<u64> = (0..FRAME_WORDS).map(|w| self.peek(first + i, w * 8)).collect();
+            let page: Vec<u64> =
+                (0..page_words::<A>()).map(|w| self.peek(first + i, w * 8)).collect();
             each(i, &page);
         }
         Ok(())

@@ -1,15 +1,14 @@
 //! Operations on files.
 
 use super::{Outcome, Runner, Step};
-use crate::device::{File, FileError, Object, Shmem, ShmemKind};
+use crate::device::{File, FileError, Object, Shmem, ShmemKind, page_words};
 use crate::events::Events;
-use crate::ram::FRAME_WORDS;
 use crate::{Pinned, RunError};
 use mm_arch::{Arch, VirtRange};
 use mm_fault::ShmemMode;
 use mm_gup::GupFlags;
 use mm_scenario::observe::{FileContent, Record, content_runs, tag_word};
-use mm_scenario::{FileBacking, FileId, FolioSize, Line, PAGE_SIZE, ProcId, Range, ShmemPolicy};
+use mm_scenario::{FileBacking, FileId, FolioSize, Line, ProcId, Range, ShmemPolicy};
 use std::sync::Arc;
 
 /// A setting of the language.
@@ -80,7 +79,7 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
                 (0..pages).try_for_each(|page| object.write(page, 1, &word))
             };
             for page in 0..pages {
-                let spot = crate::Spot::Object(object.id(), page * PAGE_SIZE);
+                let spot = crate::Spot::Object(object.id(), page << A::PAGE_SHIFT);
                 self.shadow.store_at(spot, tag_word(value, page));
             }
         }
@@ -98,7 +97,7 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
     pub(super) fn truncate(&mut self, file: FileId, pages: u64) -> Step {
         let object = self.object(file)?;
         object.truncate(pages);
-        self.shadow.forget_object(object.id(), pages * PAGE_SIZE..u64::MAX);
+        self.shadow.forget_object(object.id(), pages << A::PAGE_SHIFT..u64::MAX);
         // Private copies of what is gone went, too (rule ZAP-08).
         for (id, proc) in &self.procs {
             for vma in proc.process.mm().read().iter() {
@@ -116,7 +115,7 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
     pub(super) fn punch(&mut self, file: FileId, first: u64, pages: u64) -> Step {
         let object = self.object(file)?;
         object.punch(first, pages);
-        let bytes = first * PAGE_SIZE..(first + pages) * PAGE_SIZE;
+        let bytes = first << A::PAGE_SHIFT..(first + pages) << A::PAGE_SHIFT;
         self.shadow.forget_object(object.id(), bytes);
         Ok(Outcome::Silent)
     }
@@ -187,12 +186,12 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             Err(errno) => return Ok(self.refused(line, errno)),
         };
         let pages: Vec<Vec<u64>> = (0..pinned.nr_pages())
-            .map(|i| (0..FRAME_WORDS).filter_map(|w| pinned.load(i, w * 8)).collect())
+            .map(|i| (0..page_words::<A>()).filter_map(|w| pinned.load(i, w * 8)).collect())
             .collect();
         let written = object.write_direct(file_page, &pages);
         if written.is_ok() {
             for (page, words) in (file_page..).zip(&pages) {
-                let spot = crate::Spot::Object(object.id(), page * PAGE_SIZE);
+                let spot = crate::Spot::Object(object.id(), page << A::PAGE_SHIFT);
                 self.shadow.store_at(spot, words.first().copied().unwrap_or(0));
             }
         }
