@@ -2,8 +2,8 @@
 //!
 //! One call over 256 MiB (65,536 pages), for writing. Before, after, and the
 //! reference loops take turns (A B C A B C …) on one machine per folio size, so
-//! that whatever else this computer does hits all of them. Counts come from a
-//! second, untimed pass.
+//! that whatever else this computer does hits all of them. In its turn each goes twice,
+//! and the second time counts. Counts come from another, untimed pass.
 
 use super::line::{Against, Line, Published, Side, print};
 use super::request::{Buffer, Loops, Op, Request};
