@@ -71,6 +71,13 @@ impl<'g, S: TableSpace, R: Right> View<'g, S, R> {
         self.desc.live().used();
         e
     }
+    /// The entry at `index` as it is stored: what [`get`](Self::get) says, without what
+    /// a block format gathers from its neighbours. For those who look at tables.
+    pub fn stored(&self, index: usize) -> <S::Arch as Arch>::Entry {
+        let e = S::Arch::read_upper::<R>(self.table, index);
+        self.desc.live().used();
+        e
+    }
     /// The most entries that a run starting at `index` may have in this table.
     #[inline(always)]
     pub fn limit(&self, index: usize) -> BatchLimit {

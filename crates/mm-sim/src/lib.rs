@@ -103,6 +103,6 @@ pub use platform::Host;
 pub use policy::{Policy, Preset};
 pub use process::{AccessError, FaultRecord, FaultRecords, Process, UserFaultRecord};
 pub use ram::{POISON, Ram};
-pub use run::{Feature, RunError, RunOptions, capabilities, run};
+pub use run::{Feature, RunError, RunOptions, capabilities, run, run_dumping};
 pub use syscalls::{Pinned, RemoteError};
 pub use tables::FrameTables;

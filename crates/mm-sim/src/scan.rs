@@ -54,6 +54,19 @@ pub(crate) fn entry<A: Arch, O: Events>(
     }
 }
 
+/// The entry for `va` as it is stored, and its level, empty or not; `None` if there is
+/// no table for it.
+pub(crate) fn stored_entry<A: Arch, O: Events>(
+    vmas: &MmRead<'_, Host<A, O>>,
+    va: VirtAddr,
+) -> Option<(Level, E<A>)> {
+    match vmas.mm().tables().lock_entry(vmas.stay(), va) {
+        LockedEntry::Hole => None,
+        LockedEntry::Huge(pmd) => Some((Level::Pmd, pmd.entry())),
+        LockedEntry::Table(table) => Some((Level::Pte, table.stored(table.index_of(va)))),
+    }
+}
+
 /// All of user space.
 pub(crate) fn user_space<A: Arch>() -> Option<VirtRange> {
     VirtRange::new(VirtAddr::new(0), A::USER_END).ok()

@@ -1,8 +1,8 @@
 //! The entry formats that commands know: the one place where they are listed.
 
 use crate::cli;
-use mm_arch::Arch;
-use mm_scenario::observe::Record;
+use mm_arch::explain::Explain;
+use mm_scenario::observe::{Record, TableDump};
 use mm_scenario::{PAGE_SIZE, Scenario};
 use mm_sim::{Policy, RunError, RunOptions};
 
@@ -14,10 +14,13 @@ pub struct Format {
     /// Bytes of a page.
     page_size: u64,
     /// Runs a scenario on a machine of it.
-    pub run: Run,
+    pub run: Run<Record>,
+    /// Runs a scenario and prints the entries behind what it observes.
+    pub dump: Run<TableDump>,
 }
 
-type Run = fn(&Scenario, &Policy, &RunOptions, &mut dyn FnMut(Record)) -> Result<(), RunError>;
+/// Runs a scenario that prints `T`.
+type Run<T> = fn(&Scenario, &Policy, &RunOptions, &mut dyn FnMut(T)) -> Result<(), RunError>;
 
 impl std::fmt::Debug for Format {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -26,15 +29,25 @@ impl std::fmt::Debug for Format {
 }
 
 /// All formats.
-pub const FORMATS: &[Format] =
-    &[Format::of::<mm_x86::X86_64>(), Format::of::<mm_x86::X86_64NoShstk>()];
+pub const FORMATS: &[Format] = &[
+    Format::of::<mm_x86::X86_64>(),
+    Format::of::<mm_x86::X86_64NoShstk>(),
+    Format::of::<mm_x86::X86_64La57>(),
+    Format::of::<mm_x86::X86Pae>(),
+    Format::of::<mm_x86::X86PaeNoNx>(),
+];
 
 /// The word for every format with the pages of the scenario language.
 const ALL: &str = "all";
 
 impl Format {
-    const fn of<A: Arch>() -> Self {
-        Format { name: A::NAME, page_size: 1 << A::PAGE_SHIFT, run: mm_sim::run::<A> }
+    const fn of<A: Explain>() -> Self {
+        Format {
+            name: A::NAME,
+            page_size: 1 << A::PAGE_SHIFT,
+            run: mm_sim::run::<A>,
+            dump: mm_sim::run_dumping::<A>,
+        }
     }
     /// The format of a name.
     ///

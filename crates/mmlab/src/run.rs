@@ -44,6 +44,9 @@ pub struct Args {
     /// what a format lacks is n/a there.
     #[arg(long)]
     check: bool,
+    /// Print the page-table entries behind every observation, and nothing else.
+    #[arg(long, conflicts_with = "check")]
+    dump_tables: bool,
     /// Memory of the machine in bytes; k, M, G may follow the number.
     #[arg(long, default_value = "1G", value_parser = cli::bytes)]
     memory: u64,
@@ -102,7 +105,7 @@ pub fn main(args: &Args) -> ExitCode {
     }
     let machine = MachineConfig { bytes: args.memory, ..MachineConfig::default() };
     let options = RunOptions { machine, audit: args.audit, ..RunOptions::default() };
-    let lab = Lab { formats, options };
+    let lab = Lab { formats, options, dump: args.dump_tables };
     if args.check {
         check(&lab, args.policy.unwrap_or(Preset::Linux618), &entries, &scenarios)
     } else {
@@ -135,6 +138,8 @@ fn shown(e: CorpusError) -> String {
 struct Lab {
     formats: Vec<Format>,
     options: RunOptions,
+    /// Print entries instead of records.
+    dump: bool,
 }
 
 /// Prints every record as it is made. With several formats, each one's begin with
@@ -146,8 +151,13 @@ fn print(lab: &Lab, policy: Preset, scenarios: &[Scenario]) -> ExitCode {
             say(serde_json::json!({ "arch": format.name }));
         }
         for scenario in scenarios {
-            let print = &mut |record: Record| say(record.to_json());
-            match (format.run)(scenario, &policy.policy(), &lab.options, print) {
+            let (policy, options) = (policy.policy(), &lab.options);
+            let done = if lab.dump {
+                (format.dump)(scenario, &policy, options, &mut |dump| say(dump))
+            } else {
+                (format.run)(scenario, &policy, options, &mut |record| say(record.to_json()))
+            };
+            match done {
                 Ok(()) => {}
                 Err(e) if e.is_bad_input() => return cli::bad_input(e),
                 Err(e) => {

@@ -11,11 +11,13 @@
 //! | `content`, `peek`, `pvread`, `pinread`, `fcontent` | `(page, word)` | [`content_runs`] |
 //! | `expect` | `(page, word)` | [`Expect::check`] |
 //! | `stats` | `(StatKey, delta)` | [`Stats::new`] |
+//! | the entries behind `observe` | [`TableEntry`] per page | [`TableDump::new`] |
 
 mod content;
 mod faults;
 mod snapshot;
 mod stats;
+mod tables;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -29,6 +31,7 @@ pub use self::snapshot::{
     RunState, TargetRuns,
 };
 pub use self::stats::{GlobalCounter, SizeCounter, StatKey, Stats};
+pub use self::tables::{EntryText, TableDump, TableEntry};
 
 use crate::op::{OP_NAMES, keywords};
 use crate::parse::{Line, Scenario};

@@ -145,10 +145,15 @@ impl<A: Arch> Seen<A> {
 
     fn rights(&mut self, space: SpaceId, vma: &Vma, va: VirtAddr, level: Level, e: E<A>) {
         let allows = vma.flags();
+        // Some formats cannot refuse fetches of what is readable: theirs is the template's word.
+        let fetches = || {
+            let template = E::<A>::leaf(e.pfn(level), A::prot(vma.protection()), level);
+            allows.contains(VmaFlags::EXEC) || template.permits(AccessKind::Exec, level)
+        };
         // A forced write leaves an entry read-only where the mapping is.
         let wider = e.permits(AccessKind::Write, level) && !allows.contains(VmaFlags::WRITE)
             || e.permits(AccessKind::Read, level) && !vma.is_accessible()
-            || e.permits(AccessKind::Exec, level) && !allows.contains(VmaFlags::EXEC)
+            || e.permits(AccessKind::Exec, level) && !fetches()
             || level == Level::Pmd
                 && (va.bytes_from(vma.start()) + (1 << A::shift(level)) > vma.range().bytes());
         if wider {

@@ -7,20 +7,23 @@ mod mapping;
 mod needs;
 mod observe;
 mod pins;
+mod tables;
 
 use crate::audit::{Shadow, ShadowPin};
 use crate::device::Object;
 use crate::events::Events;
+use crate::scan::stored_entry;
 use crate::{
     AuditViolation, EventCounts, Host, Machine, MachineConfig, Pinned, Policy, Process, audit,
     leaks,
 };
+use mm_arch::explain::Explain;
 use mm_arch::{Arch, VirtAddr, VirtRange};
 use mm_fault::{OrderMode, ThpMode};
 use mm_folio::MAX_ORDERS;
 use mm_map::OldPlace;
 use mm_scenario::observe::{
-    Events as UserFaults, FaultLog, History, Note, Record, StatKey, Stats, Vmas,
+    Events as UserFaults, FaultLog, History, Note, Record, StatKey, Stats, TableDump, Vmas,
 };
 use mm_scenario::{
     FileId, FolioSize, Line, Op, PinId, ProcId, Range, RegionId, Scenario, Target, ThpPolicy,
@@ -28,6 +31,7 @@ use mm_scenario::{
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tables::Describe;
 
 pub use error::RunError;
 pub use needs::Feature;
@@ -69,9 +73,43 @@ pub fn run<A: Arch>(
     options: &RunOptions,
     print: &mut dyn FnMut(Record),
 ) -> Result<(), RunError> {
+    run_machine::<A>(scenario, policy, options, None, &mut |printed| {
+        if let Printed::Record(record) = printed {
+            print(record);
+        }
+    })
+}
+
+/// As [`run`], but hands the entries behind every `observe` to `print`, and nothing else.
+///
+/// # Errors
+///
+/// As [`run`].
+pub fn run_dumping<A: Explain>(
+    scenario: &Scenario,
+    policy: &Policy,
+    options: &RunOptions,
+    print: &mut dyn FnMut(TableDump),
+) -> Result<(), RunError> {
+    let describe = Some(tables::describe::<A> as Describe<A>);
+    run_machine::<A>(scenario, policy, options, describe, &mut |printed| {
+        if let Printed::Tables(dump) = printed {
+            print(dump);
+        }
+    })
+}
+
+fn run_machine<A: Arch>(
+    scenario: &Scenario,
+    policy: &Policy,
+    options: &RunOptions,
+    describe: Option<Describe<A>>,
+    print: &mut dyn FnMut(Printed),
+) -> Result<(), RunError> {
     needs::check::<A>(scenario)?;
     let machine = Machine::<A>::new(options.machine, policy.clone())?;
     let mut runner = Runner::new(machine, scenario, options.audit);
+    runner.describe = describe;
     runner.baseline();
     // Goldens count what the first files take.
     runner.stats = observe::counters(runner.host());
@@ -84,6 +122,14 @@ pub fn run<A: Arch>(
         runner.step(line, print)?;
     }
     runner.finish()
+}
+
+/// What a run prints.
+enum Printed {
+    /// What an operation printed.
+    Record(Record),
+    /// The entries behind an observation.
+    Tables(TableDump),
 }
 
 /// A process and what the runner keeps of it.
@@ -106,6 +152,8 @@ enum Outcome {
     Silent,
     /// A record.
     Printed(Record),
+    /// A record, and the entries behind it.
+    Dumped(Record, TableDump),
 }
 
 type Step = Result<Outcome, RunError>;
@@ -120,6 +168,8 @@ struct Runner<'s, A: Arch, O: Events = EventCounts> {
     stats: BTreeMap<StatKey, i64>,
     shadow: Shadow,
     audit: bool,
+    /// Describes entries, if observations are dumped.
+    describe: Option<Describe<A>>,
 }
 
 impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
@@ -133,6 +183,7 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
             stats: BTreeMap::new(),
             shadow: Shadow::default(),
             audit,
+            describe: None,
         }
     }
     fn host(&self) -> &Host<A, O> {
@@ -167,13 +218,18 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
     }
 
     /// Does one operation, then audits.
-    fn step(&mut self, line: &Line, print: &mut dyn FnMut(Record)) -> Result<(), RunError> {
+    fn step(&mut self, line: &Line, print: &mut dyn FnMut(Printed)) -> Result<(), RunError> {
         let outcome = self.operation(line)?;
         self.machine.settle();
         self.collect_faults();
         self.history.note(&line.op);
-        if let Outcome::Printed(record) = outcome {
-            print(record);
+        match outcome {
+            Outcome::Silent => {}
+            Outcome::Printed(record) => print(Printed::Record(record)),
+            Outcome::Dumped(record, dump) => {
+                print(Printed::Record(record));
+                print(Printed::Tables(dump));
+            }
         }
         if self.audit {
             self.check(Some(line), self.violations())?;
@@ -379,7 +435,16 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
         };
         let seen =
             self.history.observe(scenario, targets, page, |head| observe::folio_flags(host, head));
-        Ok(Outcome::Printed(Record::new(line, seen)))
+        let Some(describe) = self.describe else {
+            return Ok(Outcome::Printed(Record::new(line, seen)));
+        };
+        let dump = TableDump::new(line, &seen, |target, page| {
+            let Target { proc, range } = targets.get(target)?;
+            let va = windows::<A>().address(scenario.region(range.region), page);
+            let (level, e) = stored_entry(guards.get(proc)?, VirtAddr::new(va))?;
+            Some(describe(level, e))
+        });
+        Ok(Outcome::Dumped(Record::new(line, seen), dump))
     }
     fn faults(&mut self, line: &Line, proc: ProcId) -> Step {
         let name = self.scenario.proc_name(proc);
