@@ -1,6 +1,7 @@
 //! Advice on mappings.
 
 use crate::MapError;
+use crate::guard;
 use crate::policy::MapPolicy;
 use crate::vmas::{check_range, set_flags};
 use crate::zap::zap_range;
@@ -27,14 +28,20 @@ pub enum Advice {
     WipeOnFork,
     /// It inherits the content.
     KeepOnFork,
+    /// Every access from now on is a signal; what was mapped is gone.
+    GuardInstall,
+    /// That ends.
+    GuardRemove,
 }
 
-/// Applies `advice` to the mappings in `range` (rules MADV-01, MADV-08, FORK-02).
+/// Applies `advice` to the mappings in `range` (rules MADV-01, MADV-08, FORK-02,
+/// GUARD-01).
 ///
 /// # Errors
 ///
 /// If the range is not page-aligned or not in user space; at the first mapping
-/// that the advice does not apply to; if there is no memory to split a VMA. A
+/// that the advice does not apply to; if there is no memory to split a VMA or for a
+/// table of guards. A
 /// hole is an error too, but only after the advice was applied to all mappings.
 pub fn madvise<P: RmapPlatform>(
     policy: &MapPolicy,
@@ -54,6 +61,8 @@ pub fn madvise<P: RmapPlatform>(
     if let Some(range) = done {
         match advice {
             Advice::DontNeed => discard(policy, vmas, range),
+            Advice::GuardInstall => guard::install(policy, vmas, range)?,
+            Advice::GuardRemove => guard::remove(vmas, range),
             _ => set_flags(vmas, range, |vma| advised(vma.flags(), advice))?,
         }
     }
@@ -97,6 +106,8 @@ fn applies(vma: &Vma, advice: Advice) -> bool {
         Advice::DoFork => !flags.intersects(special),
         Advice::WipeOnFork => vma.is_anonymous() && !flags.contains(VmaFlags::SHARED),
         Advice::KeepOnFork => !flags.contains(VmaFlags::DROPPABLE),
+        Advice::GuardInstall => !flags.intersects(special | VmaFlags::LOCKED),
+        Advice::GuardRemove => !flags.intersects(special),
     }
 }
 
@@ -109,7 +120,7 @@ fn advised(flags: VmaFlags, advice: Advice) -> VmaFlags {
         Advice::HugePage if flags.contains(F::SHADOW_STACK) => flags,
         Advice::HugePage => (flags - F::NOHUGEPAGE) | F::HUGEPAGE,
         Advice::NoHugePage => (flags - F::HUGEPAGE) | F::NOHUGEPAGE,
-        Advice::DontNeed => flags,
+        Advice::DontNeed | Advice::GuardInstall | Advice::GuardRemove => flags,
         Advice::DontFork => flags | F::DONTCOPY,
         Advice::DoFork => flags - F::DONTCOPY,
         Advice::WipeOnFork => flags | F::WIPEONFORK,

@@ -108,6 +108,8 @@ pub(crate) enum Change {
     Protect,
     /// Besides, that protection ends.
     Unprotect,
+    /// The next store faults and is remembered (rule PTE-14); rights stay.
+    Track,
 }
 
 impl Change {
@@ -115,6 +117,7 @@ impl Change {
     fn of<En: Entry>(self, old: En, prot: En::Prot, level: Level) -> En {
         let new = old.modify(prot, level);
         match self {
+            Change::Track => old.wrprotect().clear_soft_dirty(),
             Change::Rights => new,
             Change::Protect => new.mkuffd_wp(),
             Change::Unprotect => new.clear_uffd_wp(),
@@ -122,7 +125,7 @@ impl Change {
     }
     /// Whether entries may become writable by it.
     fn upgrades(self, vma: &Vma) -> bool {
-        self != Change::Protect && vma.wants_write_upgrade()
+        matches!(self, Change::Rights | Change::Unprotect) && vma.wants_write_upgrade()
     }
     /// Whether entries that map nothing become markers (rule MPROT-05).
     pub(crate) fn marks(self, vma: &Vma) -> bool {
@@ -187,7 +190,7 @@ fn change_table<B: Strategy, P: RmapPlatform>(
         i += if e.is_none() {
             let n = table.none_run(i, table.limit(i).at_most(end - i));
             if change.marks(vma) {
-                mark::<P>(&mut table, i, n);
+                mark::<P>(&mut table, i, n, Markers::UFFD_WP);
             }
             n
         } else if e.is_present(Level::Pte) {
@@ -201,9 +204,14 @@ fn change_table<B: Strategy, P: RmapPlatform>(
     }
 }
 
-/// Puts write-protection markers into `n` empty entries.
-fn mark<P: RmapPlatform>(table: &mut LockedTable<'_, P>, i: usize, n: usize) {
-    let marker = NonPresent::Marker(Markers::UFFD_WP);
+/// Puts markers into `n` entries that map nothing.
+pub(crate) fn mark<P: RmapPlatform>(
+    table: &mut LockedTable<'_, P>,
+    i: usize,
+    n: usize,
+    marker: Markers,
+) {
+    let marker = NonPresent::Marker(marker);
     let Ok(marker) = E::<P>::from_nonpresent(marker, SwapBits::default()) else { return };
     for k in i..i + n {
         table.set(k, marker);
@@ -254,6 +262,11 @@ fn change_present<B: Strategy, P: RmapPlatform>(
         }
         None => table.single(i),
     };
+    // What a device may store to at any time stays writable.
+    let pinned = |folio: &Folio<'_, P>| folio.maybe_dma_pinned();
+    if change == Change::Track && e.is_writable(Level::Pte) && folio.as_ref().is_some_and(pinned) {
+        return run.nr();
+    }
     table.modify(run, owed, |old| {
         let new = change.of(old, prot, Level::Pte);
         if upgrade && can_change_writable::<P::Arch>(vma, new, Level::Pte, exclusive) {
@@ -295,12 +308,16 @@ fn changed_nonpresent<P: RmapPlatform>(e: E<P>, level: Level, change: Change) ->
         NonPresent::Marker(_) | NonPresent::Hwpoison(_) => return None,
         _ => {}
     }
-    let new = without_write::<P>(e, level).unwrap_or(e);
+    let new = match change {
+        Change::Track => e,
+        _ => without_write::<P>(e, level).unwrap_or(e),
+    };
     let mut bits = new.swap_bits();
     match change {
         Change::Rights => {}
         Change::Protect => bits.uffd_wp = true,
         Change::Unprotect => bits.uffd_wp = false,
+        Change::Track => bits.soft_dirty = false,
     }
     let new = if bits == new.swap_bits() { new } else { new.with_swap_bits(bits) };
     (new != e).then_some(new)

@@ -301,6 +301,8 @@ pub enum Op {
     Mlock { proc: ProcId, range: Range, onfault: bool },
     /// `munlock`.
     Munlock { proc: ProcId, range: Range },
+    /// `clearrefs`: forgets which pages were stored to (soft-dirty).
+    ClearRefs { proc: ProcId },
     /// `read`: an 8-byte load of each page.
     Read { proc: ProcId, range: Range, order: TouchOrder },
     /// `write`: an 8-byte store of the tag to each page.
@@ -361,11 +363,48 @@ pub enum Op {
 
 /// The operation words of the language, in the order of its description.
 pub const OP_NAMES: &[&str] = &[
-    "thp", "shmem", "swap", "file", "fork", "exit", "mmap", "munmap", "mprotect", "mremap",
-    "madvise", "mlock", "munlock", "read", "write", "fill", "peek", "poke", "pvread", "pvwrite",
-    "dread", "dwrite", "pin", "unpin", "pinread", "pinwrite", "uffd", "ksmscan", "fsync", "drop",
-    "truncate", "punch", "note", "observe", "faults", "content", "expect", "fcontent", "events",
-    "vmas", "stats",
+    "thp",
+    "shmem",
+    "swap",
+    "file",
+    "fork",
+    "exit",
+    "mmap",
+    "munmap",
+    "mprotect",
+    "mremap",
+    "madvise",
+    "mlock",
+    "munlock",
+    "clearrefs",
+    "read",
+    "write",
+    "fill",
+    "peek",
+    "poke",
+    "pvread",
+    "pvwrite",
+    "dread",
+    "dwrite",
+    "pin",
+    "unpin",
+    "pinread",
+    "pinwrite",
+    "uffd",
+    "ksmscan",
+    "fsync",
+    "drop",
+    "truncate",
+    "punch",
+    "note",
+    "observe",
+    "faults",
+    "content",
+    "expect",
+    "fcontent",
+    "events",
+    "vmas",
+    "stats",
 ];
 
 impl Op {
@@ -386,6 +425,7 @@ impl Op {
             Self::Madvise { .. } => "madvise",
             Self::Mlock { .. } => "mlock",
             Self::Munlock { .. } => "munlock",
+            Self::ClearRefs { .. } => "clearrefs",
             Self::Read { .. } => "read",
             Self::Write { .. } => "write",
             Self::Fill { .. } => "fill",
@@ -445,6 +485,7 @@ impl Op {
             | Self::Madvise { proc, .. }
             | Self::Mlock { proc, .. }
             | Self::Munlock { proc, .. }
+            | Self::ClearRefs { proc }
             | Self::Read { proc, .. }
             | Self::Write { proc, .. }
             | Self::Fill { proc, .. }

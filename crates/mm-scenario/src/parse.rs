@@ -576,6 +576,7 @@ impl Parser {
                 Op::Mlock { proc, range, onfault }
             }
             "munlock" => Op::Munlock { proc: self.proc(w)?, range: self.range(w)? },
+            "clearrefs" => Op::ClearRefs { proc: self.proc(w)? },
             "read" => Op::Read { proc: self.proc(w)?, range: self.strided(w)?, order: w.order() },
             "write" => {
                 let (proc, range, value) = (self.proc(w)?, self.strided(w)?, w.value(1)?);

@@ -100,12 +100,18 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             Advice::DoFork => mm_map::Advice::DoFork,
             Advice::WipeOnFork => mm_map::Advice::WipeOnFork,
             Advice::KeepOnFork => mm_map::Advice::KeepOnFork,
+            Advice::GuardInstall => mm_map::Advice::GuardInstall,
+            Advice::GuardRemove => mm_map::Advice::GuardRemove,
             _ => return Err(self.not_built(line)),
         };
         let r = self.proc(proc)?.process.madvise(range, asked);
-        if advice == Advice::DontNeed && dropped(&r) {
+        if matches!(advice, Advice::DontNeed | Advice::GuardInstall) && dropped(&r) {
             self.shadow.forget(proc.index() as u32, range);
         }
+        self.done(line, r, MapError::errno)
+    }
+    pub(super) fn clear_refs(&mut self, line: &Line, proc: ProcId) -> Step {
+        let r = self.proc(proc)?.process.clear_soft_dirty();
         self.done(line, r, MapError::errno)
     }
     pub(super) fn uffd(

@@ -371,6 +371,7 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
             }
             Op::Observe { targets } => self.observe(line, targets),
             Op::Uffd { proc, range, action } => self.uffd(line, *proc, *range, *action),
+            Op::ClearRefs { proc } => self.clear_refs(line, *proc),
             Op::Events { proc } => self.user_faults(line, *proc),
             Op::Faults { proc } => self.faults(line, *proc),
             Op::Vmas { proc, region } => self.vmas(line, *proc, *region),

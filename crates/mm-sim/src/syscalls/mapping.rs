@@ -113,6 +113,14 @@ impl<A: Arch, O: Events> Process<A, O> {
     pub fn uffd_wp(&self, range: VirtRange, change: WpChange) -> Result<(), MapError> {
         mm_map::uffd_wp(&self.host().policy().map, &self.mm().read(), range, change)
     }
+    /// Forgets which pages were stored to, as a write of 4 to `clear_refs` does.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory.
+    pub fn clear_soft_dirty(&self) -> Result<(), MapError> {
+        mm_map::clear_soft_dirty(&self.host().policy().map, &mut self.mm().write())
+    }
     /// `fork`: the child runs on the same CPU and has taken no fault.
     ///
     /// # Errors
