@@ -4,12 +4,11 @@
 
 use mm_arch::Arch;
 use mm_arch::model::{ModelCont, ModelPair};
-use mm_arm64::{Arm64, Granule4K};
 use mm_scenario::corpus::{self, Entry};
 use mm_scenario::observe::Record;
 use mm_scenario::{Scenario, first_difference};
-use mm_sim::{Feature, MachineConfig, Preset, RunError, RunOptions, capabilities, run};
-use mm_x86::{X86_64, X86_64La57, X86_64NoShstk, X86Pae, X86PaeNoNx};
+use mm_sim::{MachineConfig, Preset, RunOptions, capabilities, run};
+use mm_x86::{X86_64, X86_64NoShstk};
 
 fn supported() -> Vec<Entry> {
     let names: Vec<_> = include_str!("../../../xtask/scenarios.txt")
@@ -37,11 +36,6 @@ fn all_pass<A: Arch>(preset: Preset) {
         let mut got = Vec::new();
         let result = run::<A>(&scenario, &preset.policy(), &options(), &mut |r| got.push(r));
         let failure = match result {
-            // Only those that are about it need it.
-            Err(RunError::Lacks { feature: Feature::UffdWp, .. }) => {
-                assert!(!A::HAS_UFFD_WP && entry.name.starts_with("uffdwp"), "{}", entry.name);
-                None
-            }
             Err(e) => Some(e.to_string()),
             Ok(()) => first_difference(&golden, &got, mode, &capabilities())
                 .map(|d| format!("{}: {d}", entry.name)),
@@ -82,20 +76,6 @@ fn two_words() {
 fn contiguous_blocks() {
     all_pass::<ModelCont<512, 16>>(Preset::Linux618);
 }
-#[test]
-fn five_levels() {
-    all_pass::<X86_64La57>(Preset::Linux618);
-}
-#[test]
-fn pae() {
-    all_pass::<X86Pae>(Preset::Linux618);
-    all_pass::<X86PaeNoNx>(Preset::Linux618);
-}
-#[test]
-fn arm64() {
-    all_pass::<Arm64<Granule4K>>(Preset::Linux618);
-}
-
 /// Whatever allocation fails: no panic, no leak, and every audit holds.
 #[test]
 fn a_failed_allocation_is_an_errno_and_leaks_nothing() {

@@ -4,6 +4,7 @@
 //! of a scenario. What differs is listed in `differences.tsv` there, line by line and with
 //! a reason; nothing else is passed over.
 
+use mm_arm64::{Arm64, Granule4K};
 use mm_scenario::Scenario;
 use mm_scenario::corpus;
 use mm_scenario::observe::TableDump;
@@ -16,7 +17,8 @@ use std::path::{Path, PathBuf};
 type Run = fn(&Scenario, &Policy, &RunOptions, &mut dyn FnMut(TableDump)) -> Result<(), RunError>;
 
 /// How the dumps of a machine are named, and the format of that machine.
-const MACHINES: &[(&str, Run)] = &[("amd64", run_dumping::<X86_64>)];
+const MACHINES: &[(&str, Run)] =
+    &[("amd64", run_dumping::<X86_64>), ("arm64", run_dumping::<Arm64<Granule4K>>)];
 
 fn tables() -> PathBuf {
     Path::new(corpus::handed_dir()).join("tables")

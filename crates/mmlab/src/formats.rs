@@ -2,6 +2,8 @@
 
 use crate::cli;
 use mm_arch::explain::Explain;
+use mm_arm64::{Arm64, Granule4K, Granule4KLpa2, Granule16K, Granule64K};
+use mm_riscv::{Riscv, Sv39, Sv48, Sv57};
 use mm_scenario::observe::{Record, TableDump};
 use mm_scenario::{PAGE_SIZE, Scenario};
 use mm_sim::{Policy, RunError, RunOptions};
@@ -35,6 +37,13 @@ pub const FORMATS: &[Format] = &[
     Format::of::<mm_x86::X86_64La57>(),
     Format::of::<mm_x86::X86Pae>(),
     Format::of::<mm_x86::X86PaeNoNx>(),
+    Format::of::<Arm64<Granule4K>>(),
+    Format::of::<Arm64<Granule4KLpa2>>(),
+    Format::of::<Arm64<Granule16K>>(),
+    Format::of::<Arm64<Granule64K>>(),
+    Format::of::<Riscv<Sv39>>(),
+    Format::of::<Riscv<Sv48>>(),
+    Format::of::<Riscv<Sv57>>(),
 ];
 
 /// The word for every format with the pages of the scenario language.

@@ -88,6 +88,30 @@ fn several_formats() {
     assert_bad_input(&["run", s, "--arch", ""], &["x86_64"]);
 }
 
+/// As a real kernel on either machine had them.
+#[test]
+fn tables_are_dumped_as_recorded() {
+    let s = &data("reuse_64kb.scn");
+    for (arch, machine) in [("x86_64", "amd64"), ("arm64-4k", "arm64")] {
+        let args = ["run", s, "--dump-tables", "--policy", "linux-6.18", "--arch", arch];
+        let expected = fs::read_to_string(data(&format!("tables/reuse_64kb.{machine}.txt")));
+        assert_eq!(text(&mmlab(&args).stdout), expected.expect("recorded"), "{arch}");
+    }
+    assert_bad_input(&["run", s, "--check", "--dump-tables"], &["--dump-tables"]);
+}
+
+/// Rules: PAE-14. What a format lacks is told apart from what fails.
+#[test]
+fn what_a_format_lacks_is_not_applicable() {
+    let (s, t) = (&data("uffdwp_part_64k.scn"), &data("fault_64kb.scn"));
+    let out = mmlab(&["run", s, t, "--check", "--memory", "16M", "--arch", "x86_64,x86-pae"]);
+    let expected = "n/a: x86-pae has no uffd-wp: uffdwp_part_64k\n3 passed, 0 failed, 1 n/a\n";
+    assert_eq!((out.status.code(), text(&out.stdout)), (Some(0), expected));
+    let out = mmlab(&["run", s, "--arch", "x86-pae"]);
+    assert_eq!((out.status.code(), text(&out.stdout)), (Some(1), ""));
+    assert!(text(&out.stderr).contains("x86-pae has no uffd-wp"));
+}
+
 #[test]
 fn what_is_not_built_is_named_and_counts_as_failed() {
     let dir = folder("not-built");

@@ -17,6 +17,10 @@ const WORDS: &[(&str, &str)] = &[
     ("UFFD_WP", "UFFD"),
     ("SOFT_DIRTY", "SOFTDIRTY"),
     ("SAVED_DIRTY", "SAVEDDIRTY"),
+    ("VALID", "V"),
+    ("TYPE", "T"),
+    ("nG", "nG/PRESENT_INVALID"),
+    ("DIRTY", "SWDIRTY"),
 ];
 
 /// What stands where, for a dump: a leaf without its address.
@@ -36,7 +40,8 @@ pub(super) fn describe<A: Explain>(level: Level, e: E<A>) -> TableEntry {
     } else {
         let raw = e.raw();
         let fields = A::fields(raw, level);
-        let address = fields.iter().filter(|f| f.name == "PFN").fold(0, |m, f| m | f.mask());
+        let address =
+            fields.iter().filter(|f| f.name.starts_with("PFN")).fold(0, |m, f| m | f.mask());
         EntryText::Leaf { attr: raw & !address, names: names(fields, raw) }
     };
     TableEntry { level: level_name, holds }
