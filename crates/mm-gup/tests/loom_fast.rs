@@ -21,6 +21,9 @@
 //!   together are caught.
 //! * `folio.get`: the full barrier behind the grab orders as much; together with
 //!   `gup.get.mb` it is caught.
+//! * `pair.*`: the walk reads an entry again behind its pin, and meets no second time
+//!   what it joined of two values. The models of the getters themselves, in
+//!   `mm-arch` and `mm-x86`, catch each.
 //! * `word.read`, in a run: `scan.rmb` orders as much. Page by page it is caught.
 //! * `gup.pin.mb` against a fork of a *small* folio: fork's own reference is a
 //!   read-modify-write of the very word that the pin is in, behind fork's full
@@ -309,6 +312,7 @@ fn a_page_is_not_somebody_elses_in_two_words() {
     type P = ModelPair<4>;
     race("pair, get vs zap", || zap_and_realloc::<P, Get>(0, Page), &["gup.no_pte_recheck"]);
     holds("pair, get vs zap, run of 2", || zap_and_realloc::<P, Get>(1, Run));
+    race("pair, pin vs zap", || zap_and_realloc::<P, Pin>(0, Page), &["gup.no_pte_recheck"]);
 }
 
 /// One thread pins from page 0 on, another takes away the mark of page `at`.
@@ -363,6 +367,9 @@ fn a_pinned_run_is_not_shared_on_other_formats() {
     type P = ModelPair<4>;
     let mutants = &["gup.batch.scan_first"];
     race("pair, pin W vs share, tail", || pin_and_share::<P>(2, true, 1, Run), mutants);
+    let mutants = &["gup.pin.mb", "share.mb", "gup.no_pte_recheck"];
+    race("pair, pin R vs share", || pin_and_share::<P>(0, false, 0, Page), mutants);
+    let mutants = &["gup.batch.scan_first"];
     type C = ModelCont<4, 2>;
     race("cont, pin W vs share, tail", || pin_and_share::<C>(2, true, 1, Run), mutants);
 }
