@@ -90,6 +90,9 @@ pub trait Arch: Copy + core::fmt::Debug + Send + Sync + 'static {
     /// Whether [`Entry::mkclean`] never removes a write permission (rule
     /// BATCH-24). Where it may, scans compare writability before they ignore dirty.
     const WRITE_SURVIVES_MKCLEAN: bool;
+    /// Whether there are shadow stacks for user mode: mappings that take stores of a
+    /// kind of their own, and no others.
+    const HAS_SHADOW_STACK: bool = false;
     /// Whether entries have a soft-dirty bit.
     const HAS_SOFT_DIRTY: bool;
     /// Whether entries have a uffd-wp bit.

@@ -29,6 +29,11 @@ pub fn mmap_anon<P: RmapPlatform>(
 ) -> Result<(), MapError> {
     check_range(vmas, range)?;
     let mut flags = flags | VmaFlags::SOFTDIRTY;
+    if flags.contains(VmaFlags::SHADOW_STACK) {
+        // Where dirty is the write permission a run would mix up pages that may be
+        // written with others (rules BATCH-23, BATCH-25). Forks and moves inherit it.
+        flags = (flags - VmaFlags::HUGEPAGE) | VmaFlags::NOHUGEPAGE;
+    }
     if accountable(flags) {
         flags |= VmaFlags::ACCOUNT;
     }

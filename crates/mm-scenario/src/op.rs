@@ -277,7 +277,8 @@ pub enum Op {
     Fork { child: ProcId, parent: ProcId },
     /// `exit`.
     Exit { proc: ProcId },
-    /// `mmap`.
+    /// `mmap`; `shstk`: a shadow stack, to which every store of its process is one of the
+    /// kind that shadow stacks take.
     Mmap {
         proc: ProcId,
         region: RegionId,
@@ -286,6 +287,7 @@ pub enum Op {
         prot: Prot,
         sharing: Sharing,
         noreserve: bool,
+        shstk: bool,
     },
     /// `munmap`.
     Munmap { proc: ProcId, range: Range },

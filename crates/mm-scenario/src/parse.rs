@@ -702,7 +702,8 @@ impl Parser {
         };
         let prot = w.prot()?;
         let sharing = w.choose("sharing", Sharing::ALL, Sharing::word)?;
-        let (mut at, mut first_page, mut noreserve) = (None, 0, false);
+        let (mut at, mut first_page, mut noreserve, mut shstk) = (None, 0, false, false);
+        let stack = anon && sharing == Sharing::Private && prot == Prot::READ | Prot::WRITE;
         w.options(|w, key, value| {
             match (key, value) {
                 ("at", Some(value)) => {
@@ -712,6 +713,7 @@ impl Parser {
                     first_page = w.number("file page", value, 0, MAX_PAGES)?;
                 }
                 ("noreserve", None) if anon => noreserve = true,
+                ("shstk", None) if stack => shstk = true,
                 _ => return Ok(false),
             }
             Ok(true)
@@ -719,7 +721,7 @@ impl Parser {
         let region = self.region_named(w, name, at)?;
         self.grow(w, region, pages)?;
         let source = file.map_or(MapSource::Anon, |file| MapSource::File { file, first_page });
-        Ok(Op::Mmap { proc, region, pages, source, prot, sharing, noreserve })
+        Ok(Op::Mmap { proc, region, pages, source, prot, sharing, noreserve, shstk })
     }
 
     fn mremap(&mut self, w: &mut Words<'_>) -> Result<Op, Kind> {

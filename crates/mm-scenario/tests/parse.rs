@@ -158,6 +158,13 @@ fn memory_operations() {
     };
     assert_eq!((source, prot), (MapSource::Anon, Prot::all()));
     assert_eq!((sharing, noreserve), (Sharing::Shared, true));
+    let shstk = |line: &str| matches!(op(line), Op::Mmap { shstk: true, .. });
+    assert!(shstk("mmap p0 c 8 anon rw private shstk at=3"));
+    assert!(!shstk("mmap p0 c 8 anon rw private"));
+    // A shadow stack is private, anonymous, readable and writable.
+    for other in ["anon rw shared", "anon r private", "anon rwx private", "file:f rw private"] {
+        assert!(wrong(&format!("mmap p0 c 8 {other} shstk")).contains("shstk"), "{other}");
+    }
     let Op::Mmap { source, prot, .. } = op("mmap p0 c 8 file:f none private foff=5 at=3") else {
         panic!()
     };

@@ -27,6 +27,7 @@
 
 use crate::Frames;
 use crate::frames::FrameUse;
+use mm_arch::explain::Facts;
 use mm_arch::{
     AccessKind, Arch, Entry, FlushScope, Level, Pfn, Pinned, SpaceId, TableFrame, Tlb, VirtAddr,
     VirtRange,
@@ -38,13 +39,42 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
+/// What a CPU tries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CpuAccess {
+    /// An ordinary access.
+    Plain(AccessKind),
+    /// A store to a shadow stack: it goes through nothing else, and nothing else goes
+    /// through a shadow stack but loads.
+    ShadowStack,
+}
+
+impl CpuAccess {
+    const fn stores(self) -> bool {
+        matches!(self, CpuAccess::Plain(AccessKind::Write) | CpuAccess::ShadowStack)
+    }
+    /// What the hardware marks: an entry of a shadow stack is dirty by its encoding.
+    const fn marks(self) -> AccessKind {
+        match self {
+            CpuAccess::Plain(kind) => kind,
+            CpuAccess::ShadowStack => AccessKind::Read,
+        }
+    }
+    pub(crate) fn goes_through<E: Entry>(self, e: E, level: Level) -> bool {
+        match self {
+            CpuAccess::Plain(kind) => e.permits(kind, level),
+            CpuAccess::ShadowStack => Facts::of(e, level).contains(Facts::SHADOW_STACK),
+        }
+    }
+}
+
 /// A page fault: the hardware found no translation that allows the access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageFault {
     /// The address.
     pub va: VirtAddr,
     /// What was tried.
-    pub kind: AccessKind,
+    pub access: CpuAccess,
 }
 
 bitflags::bitflags! {
@@ -114,14 +144,23 @@ struct Translation {
     writable: bool,
     executable: bool,
     dirty: bool,
+    shadow_stack: bool,
 }
 
 impl Translation {
-    fn allows(&self, kind: AccessKind) -> bool {
-        match kind {
-            AccessKind::Read => self.readable,
-            AccessKind::Write => self.writable && self.dirty,
-            AccessKind::Exec => self.executable,
+    /// The kind of stores that go through.
+    fn stores(&self) -> Option<CpuAccess> {
+        if self.shadow_stack {
+            return Some(CpuAccess::ShadowStack);
+        }
+        self.writable.then_some(CpuAccess::Plain(AccessKind::Write))
+    }
+    fn allows(&self, access: CpuAccess) -> bool {
+        match access {
+            CpuAccess::Plain(AccessKind::Read) => self.readable,
+            CpuAccess::Plain(AccessKind::Write) => self.writable && self.dirty,
+            CpuAccess::Plain(AccessKind::Exec) => self.executable,
+            CpuAccess::ShadowStack => self.shadow_stack,
         }
     }
 }
@@ -207,20 +246,20 @@ impl<A: Arch> Cpus<A> {
         space: SpaceId,
         root: TableFrame,
         va: VirtAddr,
-        kind: AccessKind,
+        access: CpuAccess,
         f: impl FnOnce(&AtomicU64) -> R,
     ) -> Result<R, PageFault> {
         let mut caches = self.cpus[cpu].lock();
-        let (t, level) = match caches.translation::<A>(space, va, kind) {
+        let (t, level) = match caches.translation::<A>(space, va, access) {
             Some(hit) => hit,
-            None => self.walk(&mut caches, cpu, space, root, va, kind)?,
+            None => self.walk(&mut caches, cpu, space, root, va, access)?,
         };
         if t.generation != self.frames.generation(t.head) {
             self.report(CpuViolation::StaleTranslation { cpu, space, va, pfn: t.head });
         }
         let in_leaf = va.get() & ((1 << A::shift(level)) - 1);
         let pfn = t.head.add(in_leaf >> A::PAGE_SHIFT);
-        if kind == AccessKind::Write {
+        if access.stores() {
             self.frames.set_stored(pfn);
         }
         let word = (va.get() & ((1 << A::PAGE_SHIFT) - 1)) as usize / 8;
@@ -235,9 +274,9 @@ impl<A: Arch> Cpus<A> {
         space: SpaceId,
         root: TableFrame,
         va: VirtAddr,
-        kind: AccessKind,
+        access: CpuAccess,
     ) -> Result<(Translation, Level), PageFault> {
-        let fault = PageFault { va, kind };
+        let fault = PageFault { va, access };
         if va.get() >= A::USER_END {
             return Err(fault);
         }
@@ -264,7 +303,7 @@ impl<A: Arch> Cpus<A> {
                     continue;
                 }
             }
-            let t = self.leaf(table, index, level, kind).ok_or(fault)?;
+            let t = self.leaf(table, index, level, access).ok_or(fault)?;
             caches.leaves[level as usize].insert((space, va.get() >> A::shift(level)), t);
             return Ok((t, level));
         }
@@ -277,7 +316,7 @@ impl<A: Arch> Cpus<A> {
         table: &A::Table,
         index: usize,
         level: Level,
-        kind: AccessKind,
+        access: CpuAccess,
     ) -> Option<Translation> {
         let read = || {
             if level == Level::Pte {
@@ -288,8 +327,8 @@ impl<A: Arch> Cpus<A> {
         };
         loop {
             let e = read();
-            let allowed = e.is_leaf(level) && e.permits(kind, level);
-            if !allowed || !A::mmu_mark(table, index, kind, level) {
+            let allowed = e.is_leaf(level) && access.goes_through(e, level);
+            if !allowed || !A::mmu_mark(table, index, access.marks(), level) {
                 return None;
             }
             // The entry that was marked may have been another one: a CPU does
@@ -304,7 +343,8 @@ impl<A: Arch> Cpus<A> {
                     writable: marked.permits(AccessKind::Write, level),
                     executable: marked.permits(AccessKind::Exec, level),
                     // Cached dirty only if this walk set it in memory.
-                    dirty: kind == AccessKind::Write,
+                    dirty: access.marks() == AccessKind::Write,
+                    shadow_stack: CpuAccess::ShadowStack.goes_through(marked, level),
                 });
             }
         }
@@ -352,17 +392,17 @@ impl<A: Arch> Cpus<A> {
         found
     }
     /// Every translation that a CPU has cached, as (CPU, space, address, level,
-    /// first frame, whether it allows stores). For audits.
+    /// first frame, the stores that it allows). For audits.
     pub(crate) fn each_cached(
         &self,
-        mut each: impl FnMut(usize, SpaceId, VirtAddr, Level, Pfn, bool),
+        mut each: impl FnMut(usize, SpaceId, VirtAddr, Level, Pfn, Option<CpuAccess>),
     ) {
         for (cpu, caches) in self.cpus.iter().enumerate() {
             let caches = caches.lock();
             for level in LEAF_LEVELS {
                 for (&(space, unit), t) in &caches.leaves[level as usize] {
                     let va = VirtAddr::new(unit << A::shift(level));
-                    each(cpu, space, va, level, t.head, t.writable);
+                    each(cpu, space, va, level, t.head, t.stores());
                 }
             }
         }
@@ -376,13 +416,13 @@ impl Caches {
         &mut self,
         space: SpaceId,
         va: VirtAddr,
-        kind: AccessKind,
+        access: CpuAccess,
     ) -> Option<(Translation, Level)> {
         for level in LEAF_LEVELS {
             let key = (space, va.get() >> A::shift(level));
             let leaves = &mut self.leaves[level as usize];
             if let Some(t) = leaves.get(&key) {
-                if t.allows(kind) {
+                if t.allows(access) {
                     return Some((*t, level));
                 }
                 leaves.remove(&key);

@@ -93,7 +93,7 @@ mod syscalls;
 mod tables;
 
 pub use audit::{AuditViolation, Shadow, ShadowPin, Spot, audit, leaks};
-pub use cpu::{CpuViolation, Cpus, FlushCounts, PageFault, Plant};
+pub use cpu::{CpuAccess, CpuViolation, Cpus, FlushCounts, PageFault, Plant};
 pub use device::{File, FileError, Object, Shmem, ShmemKind};
 pub use epochs::ThreadHandles;
 pub use events::{EventCounts, Events};

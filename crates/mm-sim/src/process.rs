@@ -1,7 +1,7 @@
 //! Processes: an address space, the CPU it runs on, and the faults it took.
 
 use crate::events::{EventCounts, Events};
-use crate::{Host, PageFault};
+use crate::{CpuAccess, Host, PageFault};
 use mm_arch::{AccessKind, Arch, Tlb, VirtAddr, VirtRange};
 use mm_fault::{FaultFlags, FaultOutcome, FaultPolicy, FaultSignal, UserFault, handle_fault};
 use mm_map::{MapError, WpChange};
@@ -62,7 +62,7 @@ pub enum AccessError {
     NoMemory(VirtAddr),
     /// The fault was said to be resolved, again and again, but is not: a bug in
     /// the fault code.
-    #[error("the {:?} access to {} faults for ever", .0.kind, .0.va)]
+    #[error("the {:?} access to {} faults for ever", .0.access, .0.va)]
     Stuck(PageFault),
 }
 
@@ -113,7 +113,7 @@ impl<A: Arch, O: Events> Process<A, O> {
     ///
     /// If the access is not possible, or there is no memory.
     pub fn load(&self, va: VirtAddr) -> Result<u64, AccessError> {
-        self.access(va, AccessKind::Read, |w| w.load(Relaxed))
+        self.access(va, CpuAccess::Plain(AccessKind::Read), |w| w.load(Relaxed))
     }
     /// Stores to the 8-byte word at `va`, faulting as needed.
     ///
@@ -121,23 +121,31 @@ impl<A: Arch, O: Events> Process<A, O> {
     ///
     /// As [`load`](Self::load).
     pub fn store(&self, va: VirtAddr, value: u64) -> Result<(), AccessError> {
-        self.access(va, AccessKind::Write, |w| w.store(value, Relaxed))
+        self.access(va, CpuAccess::Plain(AccessKind::Write), |w| w.store(value, Relaxed))
+    }
+    /// Stores to the 8-byte word at `va` of a shadow stack, as a call does.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load); a signal where there is no shadow stack.
+    pub fn push(&self, va: VirtAddr, value: u64) -> Result<(), AccessError> {
+        self.access(va, CpuAccess::ShadowStack, |w| w.store(value, Relaxed))
     }
 
     fn access<R>(
         &self,
         va: VirtAddr,
-        kind: AccessKind,
+        access: CpuAccess,
         f: impl FnOnce(&AtomicU64) -> R + Copy,
     ) -> Result<R, AccessError> {
         let (cpus, tables) = (self.host().cpus(), self.mm.tables());
         for _ in 0..MAX_FAULTS {
-            match cpus.access(self.cpu, tables.id(), tables.root(), va, kind, f) {
+            match cpus.access(self.cpu, tables.id(), tables.root(), va, access, f) {
                 Ok(r) => return Ok(r),
                 Err(fault) => self.fault(fault)?,
             }
         }
-        Err(AccessError::Stuck(PageFault { va, kind }))
+        Err(AccessError::Stuck(PageFault { va, access }))
     }
 
     /// Handles a page fault of this process's CPU.
@@ -147,10 +155,11 @@ impl<A: Arch, O: Events> Process<A, O> {
     /// If it is answered with a signal, or there is no memory.
     pub fn fault(&self, fault: PageFault) -> Result<(), AccessError> {
         let policy = self.host().policy().fault;
-        let flags = match fault.kind {
-            AccessKind::Read => FaultFlags::empty(),
-            AccessKind::Write => FaultFlags::WRITE,
-            AccessKind::Exec => FaultFlags::EXEC,
+        let flags = match fault.access {
+            CpuAccess::Plain(AccessKind::Read) => FaultFlags::empty(),
+            CpuAccess::Plain(AccessKind::Write) => FaultFlags::WRITE,
+            CpuAccess::Plain(AccessKind::Exec) => FaultFlags::EXEC,
+            CpuAccess::ShadowStack => FaultFlags::WRITE | FaultFlags::SHADOW_STACK,
         };
         let vmas = self.mm.read();
         match self.handle_fault(&policy, &vmas, fault.va, flags) {

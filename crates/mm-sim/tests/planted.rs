@@ -339,6 +339,6 @@ fn a_cached_translation_of_another_space_is_nobodys() {
     assert!(m.host().cpus().nr_cached(1) > 0);
     m.host().cpus().flush_space(p.mm().tables().id());
     assert_eq!((m.host().cpus().nr_cached(0), m.host().cpus().nr_cached(1)), (0, 0));
-    let fault = PageFault { va: VirtAddr::new(0x1000), kind: AccessKind::Read };
+    let fault = PageFault { va: VirtAddr::new(0x1000), access: CpuAccess::Plain(AccessKind::Read) };
     assert!(p.fault(fault).is_err(), "nothing is mapped there");
 }

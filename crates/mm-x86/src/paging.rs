@@ -126,6 +126,7 @@ impl<M: Mode> Arch for Paging<M> {
     const WORDS: usize = M::Cell::WORDS;
     const CACHES_ROOT: bool = M::CACHES_ROOT;
     const WRITE_SURVIVES_MKCLEAN: bool = !M::Layout::SHSTK;
+    const HAS_SHADOW_STACK: bool = M::Layout::SHSTK;
     const HAS_SOFT_DIRTY: bool = M::Layout::SOFT_DIRTY != 0;
     const HAS_UFFD_WP: bool = M::Layout::UFFD_WP != 0;
     const PINCOUNT_MIN_ORDER: u32 = M::PINCOUNT_MIN_ORDER;

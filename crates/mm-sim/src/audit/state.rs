@@ -4,6 +4,7 @@ use super::AuditViolation;
 use crate::events::Events;
 use crate::scan::{E, entries, user_space};
 use crate::{Host, Machine, Pinned, Process};
+use mm_arch::explain::Facts;
 use mm_arch::{
     AccessKind, Arch, Entry, Level, Markers, NonPresent, Pfn, SpaceId, VirtAddr, VirtRange,
 };
@@ -151,7 +152,13 @@ impl<A: Arch> Seen<A> {
             allows.contains(VmaFlags::EXEC) || template.permits(AccessKind::Exec, level)
         };
         // A forced write leaves an entry read-only where the mapping is.
-        let wider = e.permits(AccessKind::Write, level) && !allows.contains(VmaFlags::WRITE)
+        let stack = Facts::of(e, level).contains(Facts::SHADOW_STACK);
+        let is_stack = allows.contains(VmaFlags::SHADOW_STACK);
+        let stores = e.permits(AccessKind::Write, level);
+        // Shadow stacks and other mappings keep their kinds of stores apart (rule
+        // SHSTK-01).
+        let wider = stores && (is_stack || !allows.contains(VmaFlags::WRITE))
+            || stack && !is_stack
             || e.permits(AccessKind::Read, level) && !vma.is_accessible()
             || e.permits(AccessKind::Exec, level) && !fetches()
             || level == Level::Pmd
@@ -267,10 +274,10 @@ impl<A: Arch> Seen<A> {
     /// No translation may go elsewhere than the tables or allow more than they do.
     fn caches<O: Events>(&mut self, host: &Host<A, O>) {
         let mut stale = Vec::new();
-        host.cpus().each_cached(|cpu, space, va, _, head, writable| {
+        host.cpus().each_cached(|cpu, space, va, _, head, stores| {
             let same = self.leaf_at(space, va).is_some_and(|(level, e)| {
                 crate::scan::page_of::<A>(va, level, e) == head
-                    && (!writable || e.permits(AccessKind::Write, level))
+                    && stores.is_none_or(|kind| kind.goes_through(e, level))
             });
             if !same {
                 stale.push(AuditViolation::StaleRights { cpu, space, va });

@@ -2,11 +2,12 @@
 
 use super::{Outcome, Runner, Step};
 use crate::events::Events;
-use crate::{AccessError, RemoteError, RunError, Spot};
+use crate::{AccessError, Process, RemoteError, RunError, Spot};
 use mm_arch::{Arch, VirtAddr};
 use mm_fault::FaultSignal;
 use mm_scenario::observe::{Content, Expect, Record, Signal, content_runs, fill_word, tag_word};
 use mm_scenario::{Line, ProcId, Range, TouchOrder};
+use mm_vma::{Vma, VmaFlags};
 
 /// Page and word of each touch, or the touch that failed.
 type Loads = Result<Vec<(u64, u64)>, (u64, AccessError)>;
@@ -18,6 +19,19 @@ pub(super) fn tag(value: u16) -> impl Fn(u64) -> u64 {
 /// What `fill` stores to a page.
 pub(super) fn fill(value: u16) -> impl Fn(u64) -> u64 {
     move |_| fill_word(value)
+}
+
+/// A store of the kind that the mapping takes: programs know their shadow stacks.
+fn store<A: Arch, O: Events>(
+    process: &Process<A, O>,
+    va: VirtAddr,
+    word: u64,
+) -> Result<(), AccessError> {
+    let flags = process.mm().read().find(va).map(Vma::flags);
+    if flags.is_some_and(|flags| flags.contains(VmaFlags::SHADOW_STACK)) {
+        return process.push(va, word);
+    }
+    process.store(va, word)
 }
 
 impl<A: Arch, O: Events> Runner<'_, A, O> {
@@ -73,7 +87,7 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
     ) -> Step {
         for (touch, page) in (0..).zip(range.in_order(order)) {
             let (va, word) = (self.address(range.region, page), value(page));
-            if let Err(e) = self.proc(proc)?.process.store(va, word) {
+            if let Err(e) = store(&self.proc(proc)?.process, va, word) {
                 return self.touch_failed(line, range, touch, e);
             }
             self.stored(proc, va, word)?;

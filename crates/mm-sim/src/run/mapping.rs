@@ -40,7 +40,8 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
     }
 
     pub(super) fn mmap(&mut self, line: &Line) -> Step {
-        let Op::Mmap { proc, region, pages, source, prot, sharing, noreserve } = line.op else {
+        let Op::Mmap { proc, region, pages, source, prot, sharing, noreserve, shstk } = line.op
+        else {
             return Ok(Outcome::Silent);
         };
         let available = self.host().frames().ram().nr_frames() as u64;
@@ -51,6 +52,7 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
         let mut flags = vma_rights(prot);
         flags.set(VmaFlags::NORESERVE, noreserve);
         flags.set(VmaFlags::SHARED, sharing == Sharing::Shared);
+        flags.set(VmaFlags::SHADOW_STACK, shstk);
         let range = self.span(Range { region, first: 0, pages, stride: 1 })?;
         let object = match source {
             MapSource::File { file, first_page } => Some((self.object(file)?, first_page)),

@@ -13,6 +13,8 @@ use std::fmt;
 pub enum Feature {
     /// A write-protection bit for userfaultfd.
     UffdWp,
+    /// Shadow stacks.
+    ShadowStack,
 }
 
 impl Feature {
@@ -20,6 +22,7 @@ impl Feature {
     pub fn is_in<A: Arch>(self) -> bool {
         match self {
             Feature::UffdWp => A::HAS_UFFD_WP,
+            Feature::ShadowStack => A::HAS_SHADOW_STACK,
         }
     }
     /// What an operation needs.
@@ -28,6 +31,7 @@ impl Feature {
             Op::Uffd { action: UffdAction::Register(mode), .. } => {
                 mode.contains(UffdMode::WP).then_some(Feature::UffdWp)
             }
+            Op::Mmap { shstk, .. } => shstk.then_some(Feature::ShadowStack),
             _ => None,
         }
     }
@@ -37,6 +41,7 @@ impl fmt::Display for Feature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Feature::UffdWp => "uffd-wp",
+            Feature::ShadowStack => "shadow stack",
         })
     }
 }
