@@ -282,7 +282,7 @@ mod tests {
         VirtRange::new(VirtAddr::new(start), bytes).expect("range")
     }
 
-    /// Rules: ACC-23.
+    /// Rules: ACC-23, MM-123.
     #[test]
     fn a_range_may_end_at_the_top_of_the_address_space() {
         let top = r(u64::MAX - 0xfff, 0x1000);

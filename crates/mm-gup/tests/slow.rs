@@ -84,7 +84,7 @@ on_all! {
         }
     }
 
-    /// Rules: GUPS-13, GUPS-14.
+    /// Rules: GUPS-13, GUPS-14, SWP-07.
     fn an_entry_that_is_not_present_ends_a_run<A>() {
         for how in How::SLOW {
             let s = Space::<A>::new(RW);

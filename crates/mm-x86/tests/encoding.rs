@@ -3,8 +3,8 @@
 
 use mm_arch::explain::{AddressError, Explain};
 use mm_arch::{
-    AccessKind, Arch, EncodeError, Entry, Level, Pfn, Protection, Rights, SwapBits, TableFrame,
-    TypeOffset, VirtAddr, WriteKind,
+    AccessKind, Arch, EncodeError, Entry, Held, Level, Pfn, Protection, Rights, SwapBits,
+    TableFrame, TypeOffset, VirtAddr, WriteKind,
 };
 use mm_x86::pkey::{self, Pkru};
 use mm_x86::{LongEntry, X86_64, X86_64La57, X86_64NoShstk, X86Entry, X86Pae, X86Prot, bits};
@@ -191,14 +191,18 @@ mod facts {
         assert!(!e(!(bits::DIRTY | bits::SAVED_DIRTY)).is_dirty());
     }
 
-    /// Rules: PTE-04.
+    /// Rules: PTE-04, MM-060.
     #[test]
     fn pat_of_a_large_leaf_is_no_frame_bit() {
         let pfn = Pfn::new(0x12345 << 9);
         let large = X86Entry::leaf(pfn, shared(), PMD);
         let pat = e(large.bits() | bits::PAT_LARGE);
         assert_eq!((large.pfn(PMD), pat.pfn(PMD)), (pfn, pfn));
-        // In a small leaf the same bit is the frame's lowest.
+        assert!(large.is_leaf(PMD) && pat.is_leaf(PMD));
+        // In a small leaf the leaf mark is PAT, and that bit the frame's lowest.
+        let small = X86Entry::leaf(pfn, shared(), PTE);
+        let pat = e(small.bits() | bits::PAT);
+        assert!(pat.is_leaf(PTE) && pat.pfn(PTE) == pfn);
         assert_eq!(e(0x1025).pfn(PTE), Pfn::new(1));
     }
 
@@ -297,12 +301,27 @@ mod protections {
         assert_eq!(inaccessible.modify(shared(), PTE), rw);
     }
 
-    /// Rules: PTE-09, ACC-19.
+    /// Rules: PTE-09, ACC-19, MM-055.
     #[test]
     fn vectors_of_advance() {
         assert_eq!(e(0x8000_0000_1234_5027).advance(16, PTE).bits(), 0x8000_0000_1235_5027);
         let next = e(0x000f_ffff_edcb_a120).advance(16, PTE);
         assert_eq!((next.bits(), next.pfn(PTE)), (0x000f_ffff_edca_a120, Pfn::new(0x12355)));
+        for (head, words) in [
+            (0x000f_ffff_feff_f100, [0xfeff_f100, 0xfeff_e100, 0xfeff_d100, 0xfeff_c100u64]),
+            (0x0100_0067, [0x0100_0067, 0x0100_1067, 0x0100_2067, 0x0100_3067]),
+        ] {
+            let t = X86_64::new_table();
+            X86_64::fill(&t, 8, 4, e(head));
+            for (k, low) in words.into_iter().enumerate() {
+                let x = X86_64::read::<Held>(&t, 8 + k);
+                assert_eq!(x, e(head).advance(k as u64, PTE));
+                assert_eq!(
+                    (x.bits() & 0xffff_ffff, x.pfn(PTE)),
+                    (low, Pfn::new(0x1000 + k as u64))
+                );
+            }
+        }
         // What a format that does not invert would do.
         assert_eq!(e(0x000f_ffff_edcb_a120 + 0x1000).pfn(PTE), Pfn::new(0x12344));
     }
@@ -329,7 +348,7 @@ mod protections {
         }
     }
 
-    /// Rules: PTE-20, PTE-21.
+    /// Rules: PTE-20, PTE-21, MM-059.
     #[test]
     fn large_leaves_keep_size_and_pat() {
         for (level, order) in [(PMD, 9), (PUD, 18)] {
@@ -337,6 +356,9 @@ mod protections {
             let rw = e(X86Entry::leaf(pfn, shared(), level).bits() | bits::PAT_LARGE);
             let none = rw.modify(none(), level);
             assert_eq!(none.pfn(level), pfn);
+            // A PUD without P is not present (rule PTE-05).
+            assert_eq!(none.is_present(level) && none.is_leaf(level), level == PMD);
+            assert_eq!(none.as_table(level), None);
             assert_eq!(none.bits() & (bits::PAGE_SIZE | bits::PAT_LARGE), 0x1080);
             assert_eq!(none.modify(shared(), level), rw);
         }
@@ -445,7 +467,7 @@ mod saved_dirty {
         const { assert!(!X86_64::WRITE_SURVIVES_MKCLEAN && X86_64NoShstk::WRITE_SURVIVES_MKCLEAN) };
     }
 
-    /// Rules: SHSTK-06.
+    /// Rules: SHSTK-06, BATCH-09.
     #[test]
     fn dirty_first_then_writable() {
         let x = e(state("---"));

@@ -140,7 +140,7 @@ fn get_vs_widen() {
     reader.join().unwrap();
 }
 
-/// Rules: PAE-06, PAE-07, PAE-08, PAE-10, PAE-11, PAE-16, ACC-02, P-RACE-10, P-RACE-11.
+/// Rules: PAE-06, PAE-07, PAE-08, PAE-10, PAE-11, PAE-16, ACC-02, P-RACE-10, P-RACE-11, MM-056.
 #[test]
 fn getters_never_join_two_values() {
     holds("pae get/set", get_vs_set);
@@ -154,6 +154,25 @@ fn getters_never_join_two_values() {
     caught("pae get/change", "pair.read.no_recheck", get_vs_change);
     caught("pae get/same low", "model.no_wait", get_vs_same_low);
     caught("pae get/widen", "pair.update.low", get_vs_widen);
+}
+
+/// Not a mutant: why the plain read takes the lock for granted. Without it two loads
+/// meet words of two values.
+///
+/// Rules: ACC-01, BATCH-10.
+#[test]
+fn plain_reads_need_the_lock() {
+    caught("pae plain read", "none", || {
+        let (t, r) = mapped();
+        let reader = spawn(move || {
+            let e = X86Pae::read::<Held>(&r, 0);
+            let pfn = e.pfn(PTE).get();
+            assert!(!e.is_present(PTE) || pfn == FIRST || pfn == OTHER, "torn {e:?}");
+        });
+        take(&t, 0);
+        set(&t, 0, leaf(OTHER, true));
+        reader.join().unwrap();
+    });
 }
 
 /// Taken while hardware stores through it: the store is in the old value.
@@ -266,14 +285,30 @@ fn scan_vs_halves(n: usize) {
     reader.join().unwrap();
 }
 
+/// Sixteen pages above 4 GiB, the eighth of which is replaced by one below.
+fn scan_vs_replace() {
+    let t = table();
+    X86Pae::fill(&t, 0, 16, leaf(0x12_3450, false));
+    let r = t.clone();
+    let reader = spawn(move || {
+        let head = X86Pae::read::<Pinned>(&r, 0);
+        let nr = X86Pae::scan::<Pinned, { respect::WRITE }>(&r, 0, head, 16).nr;
+        assert!(nr == 16 || nr == 7, "{nr} of 16");
+    });
+    take(&t, 7);
+    set(&t, 7, leaf(0x777, false));
+    reader.join().unwrap();
+}
+
 /// One by one (two entries), and in groups (eight).
 ///
-/// Rules: BATCH-10, BATCH-14, PAE-10, P-RACE-10.
+/// Rules: BATCH-10, BATCH-14, PAE-10, P-RACE-10, MM-003.
 #[test]
 fn scans_take_whole_entries() {
     holds("pae scan/change, 2", || scan_vs_change(2));
     holds("pae scan/halves, 2", || scan_vs_halves(2));
     holds_with("pae scan/halves, 8", Bounds::at_most(2), || scan_vs_halves(8));
+    holds_with("pae scan/replace, 16", Bounds::at_most(2), scan_vs_replace);
     caught("pae scan/halves, 2", "pair.read.no_recheck", || scan_vs_halves(2));
     caught("pae scan/halves, 8", "pair.read.no_recheck", || scan_vs_halves(8));
 }

@@ -14,8 +14,9 @@ fn swap(offset: u64) -> ModelEntry {
 }
 
 on_all_formats! {
-    #[doc = "Finds the planted fault \"a missing flush\": what was taken is owed."]
-    #[doc = "Rules: ACC-06, PTE-19."]
+    /// Finds the planted fault "a missing flush": what was taken is owed.
+    ///
+    /// Rules: ACC-06, PTE-19.
     fn taking_owes_a_flush_only_if_a_cpu_may_hold_the_entry<A>() {
         let (space, tables) = tree::<A>(3);
         let mut t = table(&tables, page::<A>(0));

@@ -191,7 +191,7 @@ impl<E: mm_arch::Entry> WithFrames for E {
     }
 }
 
-/// Rules: MM-004, UNMAP-08, INV-10.
+/// Rules: MM-004, UNMAP-08, INV-10, BATCH-03.
 #[test]
 fn a_run_does_not_leave_its_table() {
     folio_across_two_tables::<Big>();

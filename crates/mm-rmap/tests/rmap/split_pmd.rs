@@ -109,7 +109,7 @@ fn every_state<A: Arch>() {
     }
 }
 
-/// Rules: PSPLIT-01, PSPLIT-02, PSPLIT-05, EXCL-01.
+/// Rules: PSPLIT-01, PSPLIT-02, PSPLIT-05, EXCL-01, MM-063.
 #[test]
 fn every_state_survives_on_the_model_formats() {
     every_state::<ModelWord<16>>();
