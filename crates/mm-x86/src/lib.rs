@@ -15,10 +15,22 @@
 //!   SWP-03). Going one frame further then *subtracts* from the raw value.
 //! * **An inaccessible mapping is present**: `P=0, G=1` (rule PTE-05).
 //!
+//! * **32-bit CPUs read an entry in two halves** (PAE): a protocol between the two
+//!   words, which [`mm_arch::pair`] holds, keeps readers from joining halves of two
+//!   values. Everything that changes in place is in the low word, SavedDirty too; the
+//!   four entries of the root have no permissions (rules PAE-02, PAE-05, PAE-11).
+//!
 //! | format | type | entry |
 //! |---|---|---|
 //! | 4 levels, shadow stacks | [`X86_64`] | [`X86Entry`] |
 //! | 4 levels, CPU without shadow stacks | [`X86_64NoShstk`] | [`LongEntry<false>`] |
+//! | 5 levels, shadow stacks | [`X86_64La57`] | [`X86Entry`] |
+//! | 3 levels of two words (PAE) | [`X86Pae`] | [`PaeEntry`] |
+//! | the same without NX | [`X86PaeNoNx`] | [`X86Value<Pae<false>>`](X86Value) |
+//!
+//! An entry is an [`X86Value`] over a [`Layout`], the place of the software bits; a
+//! format is a [`Paging`] over a [`Mode`], the levels and the memory of an entry. Both
+//! have one body of code for all rows of the table.
 //!
 //! Whether the CPU has shadow stacks is a parameter of the *type*: no code path
 //! asks at run time. Only the predicate "is this a shadow-stack entry" depends on
