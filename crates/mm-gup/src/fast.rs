@@ -4,7 +4,7 @@
 //! `docs/src/protocols/gup-fast.md` for the races and their models.
 
 use crate::policy::{Batching, HeadThenRest, PerPage, Whole};
-use crate::unshare::unshared_pages;
+use crate::unshare::{is_of_file, unshared_pages};
 use crate::{FastPolicy, GupFlags, Sink};
 use mm_arch::{AccessKind, Arch, Entry, Level, Pinned, VirtAddr, VirtRange, respect};
 use mm_folio::{FolioFlags, FolioRun, FolioSpace, MemMap, RefKind};
@@ -73,6 +73,15 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
             && got > 0
             && !mutant!("gup.seq.no_check")
             && self.write_protect_seq.read_retry(seq)
+        {
+            out.give_back::<K, S>(self.map, before);
+            return 0;
+        }
+        // Once per call, and not per page: such pins are rare, files among them
+        // rarer. The slow path knows the mapping.
+        if K::PINS
+            && flags.contains(GupFlags::WRITE | GupFlags::LONGTERM)
+            && out.any_from(before, &mut |page| is_of_file(self.map.folio(page)))
         {
             out.give_back::<K, S>(self.map, before);
             return 0;

@@ -16,6 +16,9 @@ pub trait Sink {
     }
     /// Number of pages so far.
     fn pages(&self) -> usize;
+    /// Whether `is` says yes of a page behind the first `from`; of several that are
+    /// of one run it may be asked about one.
+    fn any_from(&self, from: usize, is: &mut dyn FnMut(Pfn) -> bool) -> bool;
     /// Gives back the references of all pages behind the first `keep`.
     fn give_back<K: RefKind, F: FolioSpace>(&mut self, map: &MemMap<F>, keep: usize);
     /// Makes room for up to `nr` more pages, and says for how many there is: no
@@ -63,6 +66,9 @@ impl Sink for Pages<'_> {
     }
     fn pages(&self) -> usize {
         self.nr
+    }
+    fn any_from(&self, from: usize, is: &mut dyn FnMut(Pfn) -> bool) -> bool {
+        self.out[from..self.nr].iter().any(|page| is(*page))
     }
     fn give_back<K: RefKind, F: FolioSpace>(&mut self, map: &MemMap<F>, keep: usize) {
         crate::unpin::give_back_pages::<K, F>(map, &self.out[keep..self.nr]);
@@ -116,6 +122,20 @@ impl Sink for Runs {
     }
     fn pages(&self) -> usize {
         self.nr
+    }
+    fn any_from(&self, from: usize, is: &mut dyn FnMut(Pfn) -> bool) -> bool {
+        let mut end = self.nr;
+        for run in self.runs.iter().rev() {
+            if end <= from {
+                return false;
+            }
+            // Its last page is behind the first `from`.
+            if is(run.head.add(u64::from(run.first + run.nr - 1))) {
+                return true;
+            }
+            end -= run.nr as usize;
+        }
+        false
     }
     fn give_back<K: RefKind, F: FolioSpace>(&mut self, map: &MemMap<F>, keep: usize) {
         while self.nr > keep {

@@ -185,7 +185,7 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         let mut buf = RunBuf::<P, K>::new(self.mm.platform().memmap());
         self.observer.event(Event::Walks, 1);
         let stopped = match self.mm.tables().lock_entry(vmas.stay(), at) {
-            LockedEntry::Hole => self.hole(),
+            LockedEntry::Hole => self.hole(vma),
             LockedEntry::Huge(mut pmd) => {
                 self.observer.event(Event::Locks, 1);
                 self.huge::<K>(&mut pmd, vma, at, want, &mut buf)
@@ -202,9 +202,9 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         }
     }
 
-    fn hole(&self) -> Followed {
-        // Every mapping here is anonymous: a hole would be zero-filled.
-        if self.flags.contains(GupFlags::DUMP) {
+    fn hole(&self, vma: &Vma) -> Followed {
+        // A hole in anonymous memory would be zero-filled.
+        if self.flags.contains(GupFlags::DUMP) && vma.is_anonymous() {
             Followed::Error(GupErrorKind::Fault)
         } else {
             Followed::NotMapped
@@ -249,7 +249,7 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         let entry = table.pte(index);
         self.observer.event(Event::EntriesRead, 1);
         if entry.is_none() {
-            return Some(self.hole());
+            return Some(self.hole(vma));
         }
         if !entry.is_present(Level::Pte)
             || entry.is_protnone(Level::Pte) && !self.may_follow_protnone(vma)
@@ -419,12 +419,18 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
     }
 }
 
-/// Whether the mapping allows the request at all (rule GUPS-12).
+/// Whether the mapping allows the request at all (rules GUPS-12, LT-05).
 fn check_vma(vma: &Vma, flags: GupFlags) -> Result<(), GupErrorKind> {
     let vm = vma.flags();
     if vm.intersects(VmaFlags::IO | VmaFlags::PFNMAP | VmaFlags::SECRETMEM)
         || flags.contains(GupFlags::ANON) && !vma.is_anonymous()
     {
+        return Err(GupErrorKind::Fault);
+    }
+    // A file that is told of stores would not hear of the device's.
+    let unannounced = vm.contains(VmaFlags::SHARED | VmaFlags::WRITE)
+        && vma.backing().is_some_and(|b| b.notifies_writes());
+    if unannounced && flags.contains(GupFlags::WRITE | GupFlags::LONGTERM) {
         return Err(GupErrorKind::Fault);
     }
     let force = flags.contains(GupFlags::FORCE);

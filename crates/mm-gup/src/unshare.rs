@@ -2,7 +2,7 @@
 
 use crate::GupFlags;
 use mm_arch::Pfn;
-use mm_folio::{Folio, FolioSpace, RefKind};
+use mm_folio::{Folio, FolioFlags, FolioSpace, RefKind};
 use mm_vma::Vma;
 
 /// How many of the `n` pages from `pfn` on need no unsharing before they are
@@ -33,4 +33,11 @@ pub(crate) fn unshared_pages<K: RefKind, F: FolioSpace>(
         return if folio.memmap().page_exclusive(pfn) { n } else { 0 };
     }
     folio.memmap().exclusive_prefix(pfn, n)
+}
+
+/// Whether a writable long-term pin of a page has to ask its mapping first: the
+/// object of a file waits for stores, and a device makes none that it would hear of
+/// (rule GUPF-14). Anonymous and shared memory wait for nothing.
+pub(crate) fn is_of_file<F: FolioSpace>(folio: Folio<'_, F>) -> bool {
+    folio.file().is_some() && !folio.has(FolioFlags::SWAPBACKED)
 }

@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use mm_arch::{Arch, Entry, Level, NonPresent, SwapBits};
+use mm_arch::{Arch, Entry, Level, NonPresent, Pfn, SwapBits};
 use mm_folio::{FolioFlags, FolioRun, FolioSpace, Get, MemMap, Pin, RefKind};
 use mm_gup::{FaultError, Gup, GupErrorKind, GupFault, GupFlags, Runs, Sink, put_runs, unpin_runs};
 use mm_map::{MapPolicy, exit, fork};
@@ -57,6 +57,9 @@ impl Sink for Unlocked<'_> {
     }
     fn pages(&self) -> usize {
         self.out.pages()
+    }
+    fn any_from(&self, from: usize, is: &mut dyn FnMut(Pfn) -> bool) -> bool {
+        self.out.any_from(from, is)
     }
     fn give_back<K: RefKind, F: FolioSpace>(&mut self, map: &MemMap<F>, keep: usize) {
         self.out.give_back::<K, F>(map, keep);

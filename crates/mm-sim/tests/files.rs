@@ -506,6 +506,68 @@ mod devices {
     }
 }
 
+mod pins {
+    use super::*;
+
+    /// Rules: GUPS-25, LT-05. Rows: S-FP2.
+    #[test]
+    fn a_long_pin_of_a_private_mapping_sees_later_stores() {
+        for fast in [false, true] {
+            let m = machine();
+            let (f, p) = (file(&m, 4), process(&m));
+            p.mmap_object(pages(0, 4), RW, f.clone(), 0).expect("mmap");
+            if fast {
+                (0..4).for_each(|i| assert_eq!(p.load(page(i)), Ok(tag(i))));
+            }
+            let pin = p.pin(page(0), 4, GupFlags::LONGTERM).expect("pin");
+            assert_eq!((pin.load(2, 0), rss(&p)[0]), (Some(tag(2)), 4), "unshared");
+            p.store(page(2), 22).expect("store");
+            assert_eq!((pin.load(2, 0), f.read(2, 0)), (Some(22), Ok(tag(2))));
+            m.settle();
+            assert_eq!(audit(&m, [&p], [&pin]), []);
+        }
+    }
+
+    /// Rules: GUPF-14, GUPS-12, LT-05.
+    #[test]
+    fn a_file_that_is_told_of_stores_refuses_long_writable_pins() {
+        let long = GupFlags::LONGTERM | GupFlags::WRITE;
+        let m = machine();
+        let (f, s, p) = (file(&m, 4), shmem(&m, 4, ShmemMode::Never), process(&m));
+        p.mmap_object(pages(0, 4), SHARED, f, 0).expect("mmap");
+        p.mmap_object(pages(8, 4), SHARED, s, 0).expect("mmap");
+        // Mapped writable, as the fast path likes it.
+        for i in (0..4).chain(8..12) {
+            p.store(page(i), i).expect("store");
+        }
+        let refused = p.pin(page(0), 4, long);
+        assert_eq!(refused.map(|_| ()).map_err(|e| e.errno()), Err("EFAULT"));
+        for flags in [GupFlags::WRITE, GupFlags::LONGTERM] {
+            assert!(p.pin(page(0), 4, flags).is_ok(), "{flags:?}");
+        }
+        assert!(p.pin(page(8), 4, long).is_ok(), "shared memory waits for nothing");
+        sound(&m, &[&p]);
+    }
+
+    /// A device writes through a pin of a page of a file; nothing is lost.
+    #[test]
+    fn what_a_device_writes_to_a_file_is_written_out() {
+        let m = machine();
+        let (f, p) = (file(&m, 4), process(&m));
+        p.mmap_object(pages(0, 4), SHARED, f.clone(), 0).expect("mmap");
+        let mut pin = p.pin(page(1), 1, GupFlags::WRITE).expect("pin");
+        f.sync().expect("sync");
+        pin.store(0, 0, 77);
+        pin.dirty_at_end();
+        drop(pin);
+        p.munmap(pages(0, 4)).expect("munmap");
+        f.sync().expect("sync");
+        f.forget_clean();
+        assert!(f.cache().folios().is_empty());
+        assert_eq!(f.read(1, 0), Ok(77));
+    }
+}
+
 mod memory {
     use super::*;
 

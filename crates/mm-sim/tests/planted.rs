@@ -8,8 +8,9 @@ use mm_map::Advice;
 use mm_pgtable::{LockedEntry, TableMemory, TableSpace};
 use mm_rmap::RmapPlatform;
 use mm_sim::*;
-use mm_vma::{Platform, RssKind, VmaFlags};
+use mm_vma::{Backing, Platform, RssKind, VmaFlags};
 use mm_x86::X86_64;
+use std::sync::Arc;
 
 type M = Machine<X86_64>;
 type P = Process<X86_64>;
@@ -341,4 +342,158 @@ fn a_cached_translation_of_another_space_is_nobodys() {
     assert_eq!((m.host().cpus().nr_cached(0), m.host().cpus().nr_cached(1)), (0, 0));
     let fault = PageFault { va: VirtAddr::new(0x1000), access: CpuAccess::Plain(AccessKind::Read) };
     assert!(p.fault(fault).is_err(), "nothing is mapped there");
+}
+
+/// A machine whose process maps a file of 16 pages, all of them stored to.
+fn file_filled() -> (M, P, Arc<File<X86_64, EventCounts>>) {
+    let m = machine();
+    let p = m.spawn().expect("process");
+    let f = File::new(m.host(), 16);
+    let flags = VmaFlags::READ | VmaFlags::WRITE | VmaFlags::SHARED;
+    p.mmap_object(pages(0, 16), flags, f.clone(), 0).expect("mmap");
+    for i in 0..16 {
+        p.store(page(i), i + 1).expect("store");
+    }
+    assert_eq!(found(&m, &p), []);
+    (m, p, f)
+}
+
+/// Rules: FOLIO-01.
+#[test]
+fn a_cache_that_gives_up_a_reference_is_reported() {
+    let (m, p, _f) = file_filled();
+    let pfn = pfn_of(&p, page(2));
+    let stolen = mm_folio::FolioRun::new(pfn, 0, 1);
+    m.host().memmap().put_run::<Get>(stolen);
+    assert_found(
+        &found(&m, &p),
+        |v| matches!(v, AuditViolation::Folio(Violation::Refcount { head, expected: 2, got: 1 }) if *head == pfn),
+    );
+    m.host().memmap().folio(pfn).grab::<Get>(1).expect("room").hand_over();
+    assert_eq!(found(&m, &p), []);
+}
+
+/// Rules: FOLIO-45, ZAP-02, FILE-08.
+#[test]
+fn lost_dirt_of_a_file_is_reported() {
+    let (m, p, f) = file_filled();
+    let pfn = pfn_of(&p, page(7));
+    let folio = m.host().memmap().folio(pfn);
+    folio.clear_flag(mm_folio::FolioFlags::DIRTY);
+    // The entry still is, but it lets stores through that the file does not hear of.
+    assert_found(
+        &found(&m, &p),
+        |v| matches!(v, AuditViolation::Unannounced { va, .. } if *va == page(7)),
+    );
+    rewrite(&p, page(7), |e| e.wrprotect().mkclean());
+    m.host().cpus().flush_space(p.mm().tables().id());
+    assert_eq!(found(&m, &p), [AuditViolation::LostDirty { pfn }]);
+    // Nor may it be lost while nothing maps the page.
+    p.munmap(pages(0, 16)).expect("munmap");
+    m.settle();
+    assert_eq!(found(&m, &p), [AuditViolation::LostDirty { pfn }]);
+    drop(f);
+}
+
+/// Rules: FILE-05, F-RACE-37.
+#[test]
+fn the_page_of_another_index_is_reported() {
+    let (m, p, _f) = file_filled();
+    let (a, b) = (pfn_of(&p, page(3)), pfn_of(&p, page(4)));
+    rewrite(&p, page(3), |e| e.advance(b.since(a), Level::Pte));
+    assert_found(
+        &found(&m, &p),
+        |v| matches!(v, AuditViolation::WrongPage { va, index: 3, .. } if *va == page(3)),
+    );
+    rewrite(&p, page(3), |e| e.advance(a.get().wrapping_sub(b.get()), Level::Pte));
+    assert_eq!(found(&m, &p), []);
+    // Nor may it map a page that is in no file any more.
+    let folio = m.host().memmap().folio(a);
+    let name = folio.file().expect("in the file");
+    folio.clear_file();
+    assert_found(
+        &found(&m, &p),
+        |v| matches!(v, AuditViolation::WrongPage { va, .. } if *va == page(3)),
+    );
+    folio.set_file(name.0, name.1);
+    assert_eq!(found(&m, &p), []);
+}
+
+/// Rules: FILE-05. Cases: MM-075.
+#[test]
+fn a_page_behind_the_end_is_reported() {
+    let m = machine();
+    let p = m.spawn().expect("process");
+    let f = File::new(m.host(), 0);
+    f.write(0, 16, &|_, _| 0).expect("room");
+    // A folio of 16 pages that nobody may split, and that ends behind the file.
+    let own = m.host().memmap().adopt_run::<Get>(f.cached(0).expect("cached"));
+    f.truncate(6);
+    p.mmap_object(pages(0, 16), VmaFlags::READ, f.clone(), 0).expect("mmap");
+    assert_eq!(p.load(page(0)), Ok(0));
+    assert_eq!(audit_with(&m, &p, &own), []);
+    let first = pfn_of(&p, page(0));
+    {
+        let vmas = p.mm().read();
+        let mut table = p.mm().tables().lock_entry(vmas.stay(), page(0)).table().expect("a table");
+        let (i, e) = (table.index_of(page(6)), table.get(table.index_of(page(0))));
+        table.fill(i, 1, e.advance(6, Level::Pte));
+    }
+    assert_found(
+        &audit_with(&m, &p, &own),
+        |v| matches!(v, AuditViolation::BehindEnd { va, .. } if *va == page(6)),
+    );
+    rewrite(&p, page(6), |_| <X86_64 as Arch>::Entry::NONE);
+    assert_eq!(audit_with(&m, &p, &own), []);
+    assert_eq!(own.folio().head(), first);
+}
+/// What an audit finds beside the reference that the test holds.
+fn audit_with(
+    m: &M,
+    p: &P,
+    own: &mm_folio::FolioRef<'_, Host<X86_64>, Get>,
+) -> Vec<AuditViolation> {
+    let head = own.folio().head();
+    let mine = |v: &AuditViolation| {
+        matches!(v, AuditViolation::Folio(Violation::Refcount { head: of, expected, got })
+            if *of == head && expected + 1 == *got)
+    };
+    audit(m, [p], []).into_iter().filter(|v| !mine(v)).collect()
+}
+
+/// Rules: RMAP-27, RMAP-28.
+#[test]
+fn a_file_mapping_that_left_its_tree_is_reported() {
+    let (m, p, _f) = file_filled();
+    {
+        let vmas = p.mm().write();
+        mm_rmap::unlink_vma(p.mm(), vmas.find(page(0)).expect("vma"));
+    }
+    let bad = found(&m, &p);
+    assert_found(&bad, |v| matches!(v, AuditViolation::ReverseMap { .. }));
+    assert_found(&bad, |v| matches!(v, AuditViolation::FileTree { .. }));
+    {
+        let vmas = p.mm().write();
+        mm_rmap::link_vma(p.mm(), vmas.find(page(0)).expect("vma")).expect("memory");
+    }
+    assert_eq!(found(&m, &p), []);
+}
+
+#[test]
+fn a_changed_word_of_a_file_is_reported() {
+    let (m, p, f) = file_filled();
+    let mut shadow = Shadow::default();
+    for i in 0..16 {
+        shadow.store_at(Spot::of(0, &p, page(i)), i + 1);
+    }
+    assert_eq!(shadow.audit_objects(&m), []);
+    m.host().bytes().store(pfn_of(&p, page(6)), 0, 1000);
+    let bad = AuditViolation::ObjectContent { id: f.id(), at: 6 * 4096, expected: 7, got: 1000 };
+    assert_eq!(shadow.audit_objects(&m), [bad]);
+    m.host().bytes().store(pfn_of(&p, page(6)), 0, 7);
+    // What is not cached is looked up on the device.
+    f.sync().expect("sync");
+    p.munmap(pages(0, 16)).expect("munmap");
+    f.forget_clean();
+    assert!(f.cache().folios().is_empty() && shadow.audit_objects(&m).is_empty());
 }

@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use mm_arch::{Rights, VirtAddr, VirtRange};
 use mm_fault::{OrderMode, ThpMode, ThpPolicy};
 use mm_map::Advice;
-use mm_sim::{Events, Machine, MachineConfig, Policy, Process};
+use mm_sim::{Events, File, Machine, MachineConfig, Policy, Process};
 use mm_vma::{Platform, VmaFlags};
 use mm_x86::X86_64;
 
@@ -150,6 +150,45 @@ impl<O: Events> Bed<O> {
                 bed.split_leaves()?;
             }
             bed.verify(size)?;
+        }
+        Ok(bed)
+    }
+
+    /// Maps `bytes` bytes of a file of this computer, shared or privately, or of shared
+    /// memory without one, readable and writable.
+    ///
+    /// # Errors
+    ///
+    /// A line that says what could not be done.
+    pub fn of_object(
+        bytes: u64,
+        file: Option<&str>,
+        shared: bool,
+        advice: Option<Advice>,
+        policy: Policy,
+    ) -> Result<Self, String> {
+        // Private copies come on top of what is cached.
+        let memory = memory_for(bytes.saturating_mul(2));
+        check_memory(memory)?;
+        let config = MachineConfig { bytes: memory, poison: false, ..MachineConfig::default() };
+        let machine = Machine::<X86_64, O>::new(config, policy).map_err(|e| e.to_string())?;
+        let process = machine.spawn().map_err(|e| e.to_string())?;
+        let range = VirtRange::new(VirtAddr::new(BASE), bytes).map_err(|e| e.to_string())?;
+        let bed = Bed { process, machine, range };
+        let mut flags = VmaFlags::READ | VmaFlags::WRITE;
+        flags.set(VmaFlags::SHARED, shared);
+        let mapped = match file {
+            None => bed.process.mmap_shared(range, flags),
+            Some(path) => {
+                let open = std::fs::File::options().read(true).write(true).open(path);
+                let object = open.and_then(|f| File::of_host(bed.machine.host(), f));
+                let object = object.map_err(|e| format!("{path}: {e}"))?;
+                bed.process.mmap_object(range, flags, object, 0)
+            }
+        };
+        mapped.map_err(|e| e.to_string())?;
+        if let Some(advice) = advice {
+            bed.process.madvise(range, advice).map_err(|e| e.to_string())?;
         }
         Ok(bed)
     }

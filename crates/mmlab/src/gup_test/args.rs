@@ -53,14 +53,14 @@ pub struct GupTestArgs {
     /// Without FOLL_WRITE, unless -F has it.
     #[arg(short = 'W')]
     pub read: bool,
-    /// MAP_SHARED; not built yet.
-    #[arg(short = 'S')]
+    /// MAP_SHARED: of the file, or of shared memory.
+    #[arg(short = 'S', conflicts_with = "folio")]
     pub shared: bool,
     /// MAP_HUGETLB; not built yet.
     #[arg(short = 'H')]
     pub hugetlb: bool,
-    /// A backing file; not built yet.
-    #[arg(short = 'f', value_name = "FILE")]
+    /// A file of this computer to map, privately without -S. It must be large enough.
+    #[arg(short = 'f', value_name = "FILE", conflicts_with = "folio")]
     pub file: Option<String>,
     /// FOLL flags to start with (any base, as in C).
     #[arg(short = 'F', value_name = "FLAGS", value_parser = parse_number)]
@@ -152,7 +152,6 @@ impl GupTestArgs {
 
     /// The first option that asks for what is not built.
     pub fn not_built(&self) -> Option<&'static str> {
-        let asked = [(self.shared, "-S"), (self.hugetlb, "-H"), (self.file.is_some(), "-f")];
-        asked.into_iter().find(|(asked, _)| *asked).map(|(_, option)| option)
+        self.hugetlb.then_some("-H")
     }
 }

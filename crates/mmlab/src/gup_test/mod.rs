@@ -89,7 +89,10 @@ impl<'a> Session<'a> {
             policy.fault.thp = policy.fault.thp.with_global(mm_fault::ThpMode::Madvise);
         }
         let rights = VmaFlags::READ | VmaFlags::WRITE;
-        let bed = Bed::<()>::new(bytes, args.folio, advice, rights, policy)?;
+        let bed = match (&args.file, args.shared) {
+            (None, false) => Bed::<()>::new(bytes, args.folio, advice, rights, policy)?,
+            (file, shared) => Bed::of_object(bytes, file.as_deref(), shared, advice, policy)?,
+        };
         if args.folio.is_none() && !args.untouched {
             bed.touch()?;
         }

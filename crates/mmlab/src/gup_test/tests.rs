@@ -84,13 +84,56 @@ mod arguments {
         }
     }
 
-    /// Rules: BENCH-12, BENCH-14. The variants that need files or huge pages of hugetlbfs.
+    /// Rules: BENCH-12, BENCH-14. The variants that need huge pages of hugetlbfs.
     #[test]
     fn what_is_not_built_says_so() {
-        for option in ["-S", "-H", "-f /tmp/x", "-S -u --compat"] {
+        for option in ["-H", "-H -u --compat"] {
             let refused = output(&format!("-m 1 {option}"));
             assert!(refused.as_ref().is_err_and(|e| e.contains("not built yet")), "{refused:?}");
         }
+    }
+}
+
+mod files {
+    use super::*;
+
+    fn host_file(name: &str, bytes: u64) -> String {
+        let path = std::env::temp_dir().join(format!("mmlab-{name}-{}", std::process::id()));
+        let file = std::fs::File::create(&path).expect("host file");
+        file.set_len(bytes).expect("host file");
+        path.to_string_lossy().into_owned()
+    }
+
+    /// Rules: BENCH-02, LT-05.
+    #[test]
+    fn shared_memory_and_files_are_taken() {
+        let path = host_file("taken", 1 << 20);
+        for options in [
+            "-S -u".to_owned(),
+            "-S -a".to_owned(),
+            "-S -L".to_owned(),
+            format!("-f {path} -a"),
+            format!("-f {path} -L"),
+            format!("-f {path} -S -a"),
+            format!("-f {path} -S -L -W"),
+        ] {
+            let out = output(&format!("-m 1 -n 64 {options}"));
+            assert!(out.is_ok(), "{options}: {out:?}");
+        }
+        // The file would not hear of what the device writes.
+        let refused = output(&format!("-m 1 -n 64 -f {path} -S -L"));
+        std::fs::remove_file(&path).expect("there");
+        assert!(refused.is_err(), "{refused:?}");
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_or_too_small_says_so() {
+        let missing = output("-m 1 -f /nonexistent/file");
+        assert!(missing.as_ref().is_err_and(|e| e.contains("/nonexistent/file")), "{missing:?}");
+        let path = host_file("small", 4096);
+        let small = output(&format!("-m 1 -f {path}"));
+        std::fs::remove_file(&path).expect("there");
+        assert!(small.as_ref().is_err_and(|e| e.contains("page 1")), "{small:?}");
     }
 }
 
