@@ -1,4 +1,4 @@
-//! Page faults: anonymous memory, copy on write, reuse.
+//! Page faults: anonymous memory, files and shared memory, copy on write, reuse.
 //!
 //! # The problem
 //!
@@ -17,7 +17,11 @@
 //!        ├─ empty entry ────────────────┴─ read ─► zero page       (zero)
 //!        │                                 write ► largest folio   (anon, order)
 //!        │                        └─ registered for missing ► UserFault
+//!        │    of a file or shared memory ─ read ─► cached pages     (around, file)
+//!        │                       private store ─► a copy of its own (file)
+//!        │                        shared store ─► announced, dirty  (shared)
 //!        ├─ read-only ──── store, unshare
+//!        │      ├─ shared mapping ────────────────► announced, dirty (shared)
 //!        │      ├─ write-protected by userfaultfd ► UserFault      (uffd)
 //!        │      ├─ page marked exclusive ────────► reuse           (write_protect)
 //!        │      ├─ all references are mappings ──► mark, reuse     (reuse)
@@ -57,7 +61,7 @@
 //!
 //! # Not here
 //!
-//! Files and shared memory, swap, and placement: an entry that was made
+//! Swap, and placement: an entry that was made
 //! inaccessible as a hint gets its rights back.
 //!
 //! # Example

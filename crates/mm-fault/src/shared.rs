@@ -42,7 +42,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
     /// Tells the object of the store, if it wants to hear (rule FILE-08). The folio
     /// is locked, so that nobody cleans the page before it is mapped writable.
     fn announce(&self, backing: &dyn Backing) -> Result<(), FaultOutcome> {
-        if !backing.notifies_writes() || mm_sync::mutant!("fault.shared.no_notify") {
+        if !backing.notifies_writes() {
             return Ok(());
         }
         backing.make_writable(self.file_index()).map_err(|e| self.no_page(e))

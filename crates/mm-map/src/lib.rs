@@ -32,6 +32,7 @@
 //! | [`mprotect`] | write, soft-dirty, exclusive marks | a flush if the format needs one |
 //! | [`uffd_wp`] | write, soft-dirty, exclusive marks | a flush if the format needs one |
 //! | [`mremap_move`] | write | a flush of the old place under both table locks |
+//! | [`unmap_object`], [`evict_range`] | nothing | a flush before any reference is dropped |
 //!
 //! # Invariants
 //!
@@ -39,6 +40,7 @@
 //!   left afterwards (BATCH-18): property tests compare both.
 //! * No VMA ends inside of a PMD leaf (VMA-01).
 //! * A private writable entry maps an exclusive page, at all times (INV-2).
+//! * A dirty page of a file counts as mapped until no CPU can store to it unseen.
 //! * Memory is allocated without table locks, and before the step that needs it. A
 //!   call that fails leaves nothing behind that the next one could trip over.
 //! * Tables are freed only where no VMA is left that a walker could come by.
@@ -48,7 +50,7 @@
 //!
 //! # Not here
 //!
-//! Files and shared memory, swap slots, queues of userfaultfd events and its
+//! Swap slots, queues of userfaultfd events and its
 //! copies of pages, `MADV_FREE` and its relatives, NUMA hints, collapse, merging of equal pages.
 //!
 //! # Example

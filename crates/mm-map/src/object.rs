@@ -59,9 +59,7 @@ pub fn evict_range<P: RmapPlatform>(policy: &MapPolicy, cache: &PageCache<P>, fi
         }
         unmap_folio(policy, cache, &locked, at);
         if first <= at && behind <= end {
-            if !mm_sync::mutant!("map.evict.keep") {
-                cache.remove(&locked);
-            }
+            cache.remove(&locked);
             drop(locked);
             continue;
         }
@@ -88,7 +86,7 @@ fn unmap_folio<P: RmapPlatform>(
     at: u64,
 ) {
     let folio = locked.folio();
-    if folio.is_mapped() && !mm_sync::mutant!("map.evict.no_unmap") {
+    if folio.is_mapped() {
         let nr = u64::from(folio.nr_pages());
         unmap_object(policy, cache.platform(), cache.id(), at, nr, Pages::OfObject);
     }

@@ -188,10 +188,10 @@ fn zap_present<'m, B: Strategy, L: Liveness, P: RmapPlatform>(
         if young {
             folio.set_flag(FolioFlags::REFERENCED);
         }
-        if dirty && !mm_sync::mutant!("map.zap.lose_dirty") {
+        if dirty {
             folio.set_flag(FolioFlags::DIRTY);
         }
-        if dirty && L::LIVE && !mm_sync::mutant!("map.zap.rmap_first") {
+        if dirty && L::LIVE {
             to.delayed.push(owned(mm, folio, first, n), first, to.gather);
             return run.nr();
         }

@@ -18,7 +18,8 @@
 //!                      ▼                         ▼                         ▼
 //!       mm-map  mm-fault  mm-gup  mm-rmap ◄─ page fault             Ram: words of frames
 //!                      │                                                   ▲
-//!                      └──► Host: FrameTables, MemMap, AnonTrees ── Frames ┘ (buddy allocator)
+//!                      ├──► Host: FrameTables, MemMap, AnonTrees ── Frames ┘ (buddy allocator)
+//!                      └──► File, Shmem: page caches in frames ── stores: memory, host files
 //! ```
 //!
 //! # Protocol
@@ -27,6 +28,8 @@
 //!    [`Preset`] names the ones that matter. The entry format is a type.
 //! 2. [`Machine::spawn`] makes a [`Process`]; its methods are loads and stores, and
 //!    system calls. Everything may be called from several threads.
+//!    Mappings of a [`File`] or of shared memory ([`Shmem`]) keep their object alive;
+//!    [`Object`] is what calls on files do.
 //! 3. Between operations [`Machine::settle`] completes what was left for later.
 //! 4. At rest, [`audit`] recounts everything that can be recounted; at the end
 //!    [`leaks`] looks for what did not come back. A [`Shadow`] is a second, naive
@@ -51,7 +54,7 @@
 //!
 //! # Not here
 //!
-//! Files, shared memory, swap and KSM: an operation of a scenario
+//! Swap, KSM, memory locks and the advice of reclaim: an operation of a scenario
 //! that needs them is [`RunError::NotBuilt`]. Time: nothing is ever slow.
 //!
 //! # Example

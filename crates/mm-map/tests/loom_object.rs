@@ -1,0 +1,158 @@
+//! Loom models of stores that a file waits for. Faults and unmapping are the
+//! production code; the object is a page cache with nothing behind it.
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" cargo test -p mm-map --profile loom --test loom_object
+//! ```
+#![cfg(loom)]
+
+use mm_arch::model::ModelWord;
+use mm_arch::{Arch, Entry, Level, VirtAddr, VirtRange};
+use mm_fault::{FaultFlags, FaultPolicy, ThpPolicy, handle_fault};
+use mm_folio::{FileId, FolioFlags, FolioRun, Get};
+use mm_map::{MapPolicy, Pages, exit, mmap_backing, unmap_object};
+use mm_pgtable::{LockedEntry, TablesStay};
+use mm_rmap::model::{ModelConfig, ModelPlatform, machine};
+use mm_sync::atomic::{AtomicU64, Ordering::Relaxed};
+use mm_sync::model::{Bounds, caught, holds_with};
+use mm_sync::thread::spawn;
+use mm_vma::{
+    Backing, BackingError, BackingKind, FoundPage, Mm, PageCache, PageRequest, Platform, VmaFlags,
+};
+use std::sync::Arc;
+
+type A = ModelWord<4>;
+type P = ModelPlatform<A>;
+type E = <A as Arch>::Entry;
+
+const MAP: MapPolicy = MapPolicy { batching: mm_map::Batching::Batched };
+const SHARED: VmaFlags = VmaFlags::READ
+    .union(VmaFlags::WRITE)
+    .union(VmaFlags::SHARED)
+    .union(VmaFlags::MAYREAD)
+    .union(VmaFlags::MAYWRITE)
+    .union(VmaFlags::SOFTDIRTY);
+
+/// An object of one page, which is cached from the start.
+#[derive(Debug)]
+struct Object {
+    cache: PageCache<P>,
+    nr_pages: AtomicU64,
+    notifies: bool,
+}
+
+impl Object {
+    fn new(p: &P, notifies: bool) -> Arc<Self> {
+        let cache = PageCache::new(p.clone(), FileId(1));
+        let new = p.memmap().alloc(0).expect("frames");
+        new.folio().set_flag(FolioFlags::UPTODATE);
+        cache.insert(0, &new).expect("room");
+        drop(new);
+        Arc::new(Object { cache, nr_pages: AtomicU64::new(1), notifies })
+    }
+}
+
+impl Backing for Object {
+    fn id(&self) -> FileId {
+        FileId(1)
+    }
+    fn kind(&self) -> BackingKind {
+        BackingKind::File
+    }
+    fn nr_pages(&self) -> u64 {
+        self.nr_pages.load(Relaxed)
+    }
+    fn notifies_writes(&self) -> bool {
+        self.notifies
+    }
+    fn cached(&self, index: u64) -> Option<FolioRun> {
+        self.cache.get(index)
+    }
+    fn page(&self, request: &PageRequest<'_>) -> Result<FoundPage, BackingError> {
+        let page = self.cache.get(request.index).ok_or(BackingError::PastEnd)?;
+        Ok(FoundPage { page, major: false })
+    }
+    fn make_writable(&self, index: u64) -> Result<(), BackingError> {
+        if let Some(run) = self.cache.get(index) {
+            let own = self.cache.platform().memmap().adopt_run::<Get>(run);
+            own.folio().set_flag(FolioFlags::DIRTY);
+        }
+        Ok(())
+    }
+}
+
+fn page(k: u64) -> VirtAddr {
+    VirtAddr::new(k << 12)
+}
+/// The models free no tables while these are used.
+fn stay<'a>() -> TablesStay<'a> {
+    // SAFETY: see there.
+    unsafe { TablesStay::new() }
+}
+/// A space that shows the object; it is not torn down if the model fails.
+struct Space(Arc<Mm<P>>);
+impl Drop for Space {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            core::mem::forget(self.0.clone());
+        }
+    }
+}
+fn setup(notifies: bool) -> (P, Arc<Object>, Space) {
+    let p = machine::<A>(ModelConfig { nr_frames: 8, nr_tables: 6, ..ModelConfig::tiny() })
+        .expect("machine");
+    let object = Object::new(&p, notifies);
+    let mm = Mm::new(p.clone()).expect("space");
+    let range = VirtRange::units(page(0), 1, 12).expect("range");
+    mmap_backing(&mut mm.write(), range, SHARED, object.clone(), 0).expect("free");
+    (p, object, Space(mm))
+}
+fn fault(mm: &Mm<P>, flags: FaultFlags) {
+    let mut policy = FaultPolicy::new(ThpPolicy::new(2));
+    policy.fault_around = 1;
+    let _ = handle_fault(&policy, &mm.read(), page(0), flags);
+}
+fn entry(mm: &Mm<P>) -> E {
+    match mm.tables().lock_entry(stay(), page(0)) {
+        LockedEntry::Table(t) => t.get(t.index_of(page(0))),
+        _ => E::NONE,
+    }
+}
+fn race(name: &str, model: impl Fn() + Copy + Send + Sync + 'static, mutants: &[&'static str]) {
+    holds_with(name, Bounds::at_most(3), model);
+    for mutant in mutants {
+        caught(name, mutant, model);
+    }
+}
+
+/// W: finds the entry read-only, gives its lock back, locks the page, announces the
+/// store, looks at the entry again. Z: takes the entry out. Nothing may be made of an
+/// entry that is gone.
+/// Rules: FILE-09.
+#[test]
+fn announced_store_vs_zap() {
+    race(
+        "announced_store_vs_zap",
+        || {
+            let (p, object, mm) = setup(true);
+            fault(&mm.0, FaultFlags::empty());
+            assert!(entry(&mm.0).is_leaf(Level::Pte) && !entry(&mm.0).is_writable(Level::Pte));
+            let z = {
+                let p = p.clone();
+                spawn(move || unmap_object(&MAP, &p, FileId(1), 0, 1, Pages::OfObject))
+            };
+            fault(&mm.0, FaultFlags::WRITE);
+            z.join().expect("thread");
+            let e = entry(&mm.0);
+            let mapped = p.memmap().alive().filter(|f| f.is_mapped()).count();
+            assert_eq!(usize::from(!e.is_none()), mapped, "{e:?}");
+            if !e.is_none() {
+                let folio = p.memmap().folio(e.pfn(Level::Pte));
+                assert!(!e.is_writable(Level::Pte) || folio.has(FolioFlags::DIRTY));
+            }
+            exit(&MAP, &mm.0);
+            drop(object);
+        },
+        &["fault.shared.no_recheck"],
+    );
+}
