@@ -67,11 +67,36 @@ pub fn scan(cells: &[AtomicU64], head: u64, step: u64, ignore: u64) -> usize {
     run_of(cells, head, step, differs, |cell, e| differs(cell, e) == 0)
 }
 
+/// Number of leading cells, in whole groups of `N`, that hold `expected`, one step more
+/// each; `expected` becomes what the next one should hold.
+#[inline(always)]
+fn groups<C, const N: usize>(
+    cells: &[C],
+    expected: &mut u64,
+    step: u64,
+    differs: &impl Fn(&C, u64) -> u64,
+) -> usize {
+    let mut nr = 0;
+    for group in cells.chunks_exact(N) {
+        let (mut diff, mut e) = (0, *expected);
+        for cell in group {
+            diff |= differs(cell, e);
+            e = e.wrapping_add(step);
+        }
+        if diff != 0 {
+            break;
+        }
+        *expected = e;
+        nr += N;
+    }
+    nr
+}
+
 /// Number of leading cells that hold `head, head + step, …`, by two tests of a cell
 /// against an expected value: `differs` is zero only if it is met and has no branch,
 /// `is` is exact.
 ///
-/// Eight cells share one branch: their differences are OR-ed first. A format that
+/// Cells share one branch in groups of 16 and 8: their differences are OR-ed first. A format that
 /// stores frames inverted passes a negative `step` (rule PTE-09).
 #[inline(always)]
 pub(crate) fn run_of<C>(
@@ -81,22 +106,11 @@ pub(crate) fn run_of<C>(
     differs: impl Fn(&C, u64) -> u64,
     is: impl Fn(&C, u64) -> bool,
 ) -> usize {
-    // Whole groups from the head on, which is read once more: a run of 16 is two
-    // branches. If the head has changed meanwhile the slow loop takes it as given.
+    // Whole groups from the head on, which is read once more: a run of 16 is one
+    // branch. If the head has changed meanwhile the slow loop takes it as given.
     let mut expected = head;
-    let mut nr = 0;
-    for group in cells.chunks_exact(8) {
-        let (mut diff, mut e) = (0, expected);
-        for cell in group {
-            diff |= differs(cell, e);
-            e = e.wrapping_add(step);
-        }
-        if diff != 0 {
-            break;
-        }
-        expected = e;
-        nr += 8;
-    }
+    let mut nr = groups::<C, 16>(cells, &mut expected, step, &differs);
+    nr += groups::<C, 8>(&cells[nr..], &mut expected, step, &differs);
     if nr == cells.len() {
         return nr;
     }
