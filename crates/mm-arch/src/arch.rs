@@ -93,6 +93,10 @@ pub trait Arch: Copy + core::fmt::Debug + Send + Sync + 'static {
     /// Whether there are shadow stacks for user mode: mappings that take stores of a
     /// kind of their own, and no others.
     const HAS_SHADOW_STACK: bool = false;
+    /// Whether hardware sets dirty at a store through a writable, clean entry.
+    /// Where the store faults instead, nothing makes such entries to see who
+    /// stores.
+    const HARDWARE_DIRTY: bool = true;
     /// Whether entries have a soft-dirty bit.
     const HAS_SOFT_DIRTY: bool;
     /// Whether entries have a uffd-wp bit.

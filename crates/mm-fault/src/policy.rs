@@ -10,6 +10,11 @@ pub struct FaultPolicy {
     pub thp: ThpPolicy,
     /// How far a write fault goes that found its folio to be exclusive.
     pub reuse: ReusePolicy,
+    /// How many entries could be written for the cost of one fault: what
+    /// [`ReusePolicy::Adaptive`] weighs one against the other with. `mmlab repro
+    /// reuse` measures it. Too large a number weakens what the policy promises against
+    /// `Page`, too small a one how close it comes to `Table`.
+    pub entries_per_fault: u16,
     /// What an unshare fault does that found its folio to be exclusive.
     pub unshare: UnshareReuse,
     /// Which folio sizes shared memory is filled with.
@@ -26,6 +31,7 @@ impl FaultPolicy {
         FaultPolicy {
             thp,
             reuse: ReusePolicy::Page,
+            entries_per_fault: 10,
             unshare: UnshareReuse::Page,
             shmem: ShmemPolicy::NEVER,
             fault_around: 16,
@@ -57,8 +63,8 @@ pub enum ReusePolicy {
     Block,
     /// Everything that the page table maps of the folio.
     Table,
-    /// As far as the faults that the mapping took until now make it likely to
-    /// pay.
+    /// As far as the stores that were seen in the mapping make it likely to pay,
+    /// and never further than they have paid for.
     Adaptive,
 }
 

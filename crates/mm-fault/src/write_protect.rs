@@ -1,7 +1,7 @@
 //! A store, or an unshare, met a read-only entry.
 
 use crate::dispatch::{E, Fault};
-use crate::reuse::{self, Change, Exclusive, Place};
+use crate::reuse::{self, Change, Exclusive, Place, Widening};
 use crate::{FaultOutcome, ReusePolicy, UnshareReuse, UserFault};
 use mm_arch::{Entry, FlushScope, Level};
 use mm_folio::Folio;
@@ -79,9 +79,9 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         // neighbours (rule WREUSE-01).
         match self.reach() {
             None => verdict.mark_page(pfn),
-            Some((reach, change)) => {
+            Some(how) => {
                 let place = Place { vma: self.vma, va: self.va, pfn };
-                let widened = verdict.widen(&place, reach, change);
+                let widened = verdict.widen(&place, how);
                 self.event(Event::EntriesWidened, widened);
             }
         }
@@ -89,15 +89,17 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
     }
 
     /// How far a verdict is used beyond the page of the fault, and what for.
-    fn reach(&self) -> Option<(ReusePolicy, Change)> {
+    fn reach(&self) -> Option<Widening> {
+        let worth = self.policy.entries_per_fault;
         if !self.access.is_write() {
             let table = self.policy.unshare == UnshareReuse::Table;
-            return table.then_some((ReusePolicy::Table, Change::MarkOnly));
+            let reach = ReusePolicy::Table;
+            return table.then_some(Widening { reach, worth, change: Change::MarkOnly });
         }
         // A forced store says nothing about the mapping (rule WREUSE-18).
-        let wide =
-            self.policy.reuse != ReusePolicy::Page && self.vma.flags().contains(VmaFlags::WRITE);
-        wide.then_some((self.policy.reuse, Change::Writable))
+        let reach = self.policy.reuse;
+        let wide = reach != ReusePolicy::Page && self.vma.flags().contains(VmaFlags::WRITE);
+        wide.then_some(Widening { reach, worth, change: Change::Writable })
     }
 
     /// Lets the store through in place (rule FAULT-11).

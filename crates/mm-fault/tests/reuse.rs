@@ -415,3 +415,66 @@ fn the_adaptive_policy_starts_with_a_block_and_learns() {
     assert!(p.reused() <= 6, "{} faults", p.reused());
     p.finish();
 }
+
+/// Rules: WREUSE-11, WREUSE-12, FOLIO-45: dirt moves from the entry to the folio
+/// and is never lost; what is stored to through a widened entry is seen there.
+#[test]
+fn the_adaptive_policy_watches_what_it_widens() {
+    let (_m, p) = on_x86(8, ReusePolicy::Adaptive);
+    for k in 70..80 {
+        p.change(k, |e| e.clear_soft_dirty());
+    }
+    assert!(p.pte(66).is_dirty() && !p.folio(0).has(FolioFlags::DIRTY));
+    p.write(77, 2);
+    let dirty = || (64..80).filter(|k| p.pte(*k).is_dirty()).collect::<Vec<_>>();
+    assert_eq!(dirty(), [77]);
+    assert!(p.folio(0).has(FolioFlags::DIRTY) && p.pte(66).is_writable(Level::Pte));
+    // Tracking is nobody's business here.
+    assert!(p.pte(66).is_soft_dirty() && !p.pte(70).is_soft_dirty());
+    p.write(66, 3);
+    assert_eq!((dirty(), p.reused()), (vec![66, 77], 1));
+    p.finish();
+}
+
+/// Rules: WREUSE-12, FOLIO-40: what is clean stays so, and a folio that nobody
+/// dirtied may still be freed lazily.
+#[test]
+fn what_was_clean_dirties_no_folio() {
+    let (_m, p) = on_x86(8, ReusePolicy::Adaptive);
+    for k in 0..256 {
+        p.change(k, |e| e.mkclean());
+    }
+    p.write(77, 2);
+    assert!(!p.folio(0).has(FolioFlags::DIRTY));
+    p.finish();
+}
+
+/// A window that ends what can be widened is left as it is, and so is a folio
+/// that one fault can end: nobody will look.
+#[test]
+fn nothing_is_made_clean_where_nobody_looks() {
+    for (order, first) in [(3, 0), (4, 0)] {
+        let (_m, p) = on_x86(order, ReusePolicy::Adaptive);
+        p.write(first, 2);
+        assert!((0..1 << order).all(|k| p.pte(k).is_writable(Level::Pte) && p.pte(k).is_dirty()));
+        assert!(!p.folio(0).has(FolioFlags::DIRTY));
+        p.finish();
+    }
+}
+
+/// Two parts of a mapping that lost their write permission at different times tell
+/// nothing about each other, until a fork takes it from both.
+#[test]
+fn joined_mappings_are_not_watched() {
+    let (_m, p) = on_x86(8, ReusePolicy::Adaptive);
+    p.mm.write().split_at(va(128)).expect("memory");
+    p.mm.write().merge_around(pages(128, 1), |_, _| true, |_, _| ());
+    p.write(77, 2);
+    assert!((64..80).all(|k| p.pte(k).is_dirty()));
+    p.fork().exit();
+    p.mm.write().find(va(0)).expect("vma").forked();
+    p.write(7, 2);
+    p.write(8, 2);
+    assert!(!p.pte(9).is_dirty());
+    p.finish();
+}

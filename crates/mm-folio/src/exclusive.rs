@@ -62,6 +62,17 @@ fn count(words: &[AtomicU64], bit: usize, n: usize) -> usize {
     got
 }
 
+#[inline]
+fn each(words: &[AtomicU64], bit: usize, n: usize, mut f: impl FnMut(usize)) {
+    each_word(bit, n, |w, mask| {
+        let mut left = words[w].load(Relaxed) & mask;
+        while left != 0 {
+            f(w * 64 + left.trailing_zeros() as usize - bit);
+            left &= left - 1;
+        }
+    });
+}
+
 impl<F: FolioSpace> MemMap<F> {
     /// Whether the page is marked exclusive.
     ///
@@ -84,6 +95,12 @@ impl<F: FolioSpace> MemMap<F> {
     #[inline]
     pub fn exclusive_count(&self, pfn: Pfn, n: usize) -> usize {
         count(&self.exclusive, self.index(pfn), n)
+    }
+    /// Calls `f` with the distance from `pfn` of each exclusive page among the `n`
+    /// pages from there on, in ascending order.
+    #[inline]
+    pub fn each_exclusive(&self, pfn: Pfn, n: usize, f: impl FnMut(usize)) {
+        each(&self.exclusive, self.index(pfn), n, f);
     }
     /// Marks `n` pages exclusive. The caller has proven it, under the table lock, and
     /// makes the entries writable only afterwards, with a releasing store
@@ -120,6 +137,9 @@ mod tests {
                 assert_eq!(prefix(&words, from, 1), 1);
             }
             assert_eq!((count(&words, 0, 192), count(&words, start, n)), (n, n));
+            let mut set_bits = Vec::new();
+            each(&words, start, 192 - start, |k| set_bits.push(k));
+            assert_eq!(set_bits, (0..n).collect::<Vec<_>>());
             clear(&words, start + n / 2, 1);
             assert_eq!(prefix(&words, start, n), n / 2);
             assert_eq!(count(&words, start, n), n - 1);

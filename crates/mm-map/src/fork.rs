@@ -116,6 +116,8 @@ fn copy_vmas<P: RmapPlatform>(
             pinned,
         };
         by_policy!(policy, copy_tables::<P>(&copy, owed))?;
+        parent_vma.forked();
+        child_vma.forked();
     }
     Ok(())
 }

@@ -183,6 +183,31 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
             "{old:?} became {new:?}"
         );
     }
+    /// As [`upgrade`](Self::upgrade), and makes the entries clean, so that they show
+    /// whether a store comes. `keep_dirt` is called if one was dirty, before the
+    /// entries are back: dirt moves, it is never lost (rule FOLIO-45).
+    ///
+    /// It owes no flush either: no CPU stores by a translation of a read-only
+    /// entry, so the first store looks at the new one and marks it.
+    pub fn upgrade_clean(
+        &mut self,
+        run: Run<'_>,
+        keep_dirt: impl FnOnce(),
+        change: impl FnOnce(E<S>) -> E<S>,
+    ) {
+        let (old, new) = self.rewrite(run, |old| {
+            if old.is_dirty() {
+                keep_dirt();
+            }
+            change(old.mkclean())
+        });
+        debug_assert!(
+            old.pfn(Level::Pte) == new.pfn(Level::Pte)
+                && !old.is_writable(Level::Pte)
+                && new.is_writable(Level::Pte),
+            "{old:?} became {new:?}"
+        );
+    }
     /// Takes a run and writes it back changed; the first entry before and after.
     fn rewrite(&mut self, run: Run<'_>, change: impl FnOnce(E<S>) -> E<S>) -> (E<S>, E<S>) {
         let mut scratch = self.tables.tlb().obligation();

@@ -2,7 +2,7 @@
 
 use crate::{BatchLimit, Run, TableDesc, TableSpace};
 use core::marker::PhantomData;
-use mm_arch::{Arch, At, Entry, Level, Pinned, Right, TableFrame, VirtAddr};
+use mm_arch::{AccessKind, Arch, At, Entry, Level, Pinned, Right, TableFrame, VirtAddr};
 
 /// A page table, readable by the right `R`, for as long as `'g`.
 ///
@@ -125,6 +125,12 @@ impl<'g, S: TableSpace, R: Right> View<'g, S, R> {
     #[inline]
     pub fn va_of(&self, index: usize) -> VirtAddr {
         self.base.add_units(index as u64, S::Arch::shift(self.level))
+    }
+    /// Does what the hardware does when an access goes through the entry at `index`
+    /// (see [`Arch::mmu_mark`]): for programs that are their own hardware.
+    #[inline]
+    pub fn mark_as_hardware(&self, index: usize, kind: AccessKind) -> bool {
+        S::Arch::mmu_mark(self.table, index, kind, self.level)
     }
     /// The level of the entries.
     #[inline]

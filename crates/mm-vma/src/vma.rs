@@ -4,7 +4,7 @@ use crate::{Backing, VmaFlags};
 use alloc::sync::Arc;
 use mm_arch::{Protection, Rights, VirtAddr, VirtRange, WriteKind};
 use mm_folio::AnonId;
-use mm_sync::atomic::{AtomicU32, Ordering};
+use mm_sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 
 /// A mapping: a range of pages with equal rights.
 ///
@@ -27,8 +27,13 @@ pub struct Vma {
     // What the fault code learned here; 0 for nothing. A hint: any value is
     // right, and racing writers may lose each other's.
     fault_hint: AtomicU32,
+    // What faults saved here and may spend.
+    fault_credit: AtomicU16,
+    // Whether it grew by another mapping since it was last copied by a fork.
+    joined: AtomicBool,
 }
 
+/// The learned state goes along but for the credit, which is not there twice.
 impl Clone for Vma {
     fn clone(&self) -> Self {
         Vma {
@@ -39,6 +44,8 @@ impl Clone for Vma {
             backing: self.backing.clone(),
             anon: AtomicU32::new(self.anon.load(Ordering::Relaxed)),
             fault_hint: AtomicU32::new(self.fault_hint()),
+            fault_credit: AtomicU16::new(0),
+            joined: AtomicBool::new(self.joined_since_fork()),
         }
     }
 }
@@ -55,6 +62,8 @@ impl Vma {
             backing: None,
             anon: AtomicU32::new(0),
             fault_hint: AtomicU32::new(0),
+            fault_credit: AtomicU16::new(0),
+            joined: AtomicBool::new(false),
         }
     }
     /// A mapping of `backing` from page `first_page` of it on. `flags` says whether
@@ -218,6 +227,36 @@ impl Vma {
     pub fn set_fault_hint(&self, hint: u32) {
         self.fault_hint.store(hint, Ordering::Relaxed);
     }
+    /// What faults in this mapping saved and have not spent, in a unit that only
+    /// they know. Every copy of the mapping starts without.
+    #[inline]
+    pub fn fault_credit(&self) -> u16 {
+        self.fault_credit.load(Ordering::Relaxed)
+    }
+    /// Saves `n`, as far as no more than `most` are saved then.
+    pub fn save_fault_credit(&self, n: u16, most: u16) {
+        let add = |had: u16| (had < most).then(|| had.saturating_add(n).min(most));
+        let _ = self.fault_credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+    }
+    /// Spends `n`; `false`, and nothing, if that is not there: concurrent faults
+    /// do not spend the same.
+    #[must_use]
+    pub fn spend_fault_credit(&self, n: u16) -> bool {
+        let sub = |had: u16| had.checked_sub(n);
+        self.fault_credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sub).is_ok()
+    }
+    /// Whether another mapping was joined to this one since a fork last took
+    /// the write permission from all of its private pages: its parts may have lost
+    /// theirs at different times.
+    #[inline]
+    pub fn joined_since_fork(&self) -> bool {
+        self.joined.load(Ordering::Relaxed)
+    }
+    /// A fork took the write permission from all private pages. Under the write
+    /// side of the mmap lock.
+    pub fn forked(&self) {
+        self.joined.store(false, Ordering::Relaxed);
+    }
     /// The same mapping elsewhere: the linear index stays (a move keeps the
     /// identity of its pages).
     #[must_use]
@@ -248,8 +287,12 @@ impl Vma {
     }
     pub(crate) fn absorb(&mut self, next: &Vma) {
         self.range = self.range.hull(next.range);
-        if self.anon().is_none() {
+        // A part that has never faulted has nothing that could differ.
+        if self.anon().is_some() && next.anon().is_some() {
+            self.joined.store(true, Ordering::Relaxed);
+        } else if self.anon().is_none() {
             self.set_anon(next.anon());
+            self.joined.store(next.joined_since_fork(), Ordering::Relaxed);
         }
     }
     /// Makes the mapping end after `bytes`, or grow to that.

@@ -21,7 +21,7 @@ mod verdict;
 mod window;
 
 pub(crate) use verdict::Exclusive;
-pub(crate) use window::{Change, Place};
+pub(crate) use window::{Change, Place, Widening};
 
 use mm_folio::{AnonId, Folio, FolioFlags, FolioSpace};
 

@@ -6,16 +6,24 @@
 //! store to them. They keep everything else. Nothing was written to them, so
 //! nothing becomes dirty or young.
 //!
+//! The adaptive policy makes them clean where it wants to see who stores: what was
+//! dirty by its entry is dirty by its folio then (rule FOLIO-45), and everybody who
+//! asks asks both.
+//!
 //! Marks are set before entries become writable: whoever finds such an entry
 //! without the lock, and pins its page, finds the mark (race F-RACE-32). A run is
 //! taken and put back, so for a moment it looks empty without the lock, and a
 //! fault on a neighbour that saw nothing looks again under it (race F-RACE-33).
 
-use super::{Exclusive, policy};
+use super::Exclusive;
+use super::policy::{self, Around, Reach};
 use crate::ReusePolicy;
+use crate::dispatch::E;
+use core::ops::Range;
 use mm_arch::respect::{DIRTY, SOFT_DIRTY, WRITE};
-use mm_arch::{Entry, Level, Pfn, VirtAddr};
-use mm_pgtable::{Block, Window, WindowRequest};
+use mm_arch::{Arch, Entry, Level, Pfn, VirtAddr};
+use mm_folio::{Folio, FolioFlags};
+use mm_pgtable::{Block, LockedTable, Window, WindowRequest};
 use mm_vma::{Platform, Vma, VmaFlags, can_change_writable};
 
 /// Where the fault was.
@@ -36,6 +44,17 @@ pub(crate) enum Change {
     Writable,
 }
 
+/// How far a verdict is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Widening {
+    /// The policy.
+    pub reach: ReusePolicy,
+    /// Entries that a fault is worth.
+    pub worth: u16,
+    /// What happens to the entries around that of the fault.
+    pub change: Change,
+}
+
 impl<P: Platform> Exclusive<'_, '_, '_, P> {
     /// Uses the verdict for the pages around `place` as well (rules WREUSE-03 to
     /// WREUSE-16). The entry of the fault itself is left to the caller; it may
@@ -43,49 +62,51 @@ impl<P: Platform> Exclusive<'_, '_, '_, P> {
     ///
     /// Entries only become more permissive: nothing is flushed (rule WREUSE-15).
     /// Answers how many others than that of the fault became writable.
-    pub fn widen(self, place: &Place<'_>, reach: ReusePolicy, change: Change) -> u64 {
+    pub fn widen(self, place: &Place<'_>, how: Widening) -> u64 {
         let Place { vma, va, pfn } = *place;
         let (folio, table) = self.into_parts();
-        let map = folio.memmap();
+        let at = table.index_of(va);
         let window = |block| {
-            Window::of::<P::Arch>(&WindowRequest {
+            let w = Window::of::<P::Arch>(&WindowRequest {
                 va,
                 index: folio.index_of(pfn) as usize,
                 folio_pages: folio.nr_pages() as usize,
                 vma: vma.range(),
                 block,
-            })
+            });
+            at - w.before..at + w.after
         };
-        let first_of = |w: &Window| folio.page(folio.index_of(pfn) - w.before as u32);
-        let window = match reach {
+        let (part, watch) = match how.reach {
             // The caller has no need of a window.
-            ReusePolicy::Page => Window { before: 0, after: 1 },
-            ReusePolicy::Block => window(Block::Pages(policy::BLOCK)),
-            ReusePolicy::Table => window(Block::Table),
+            ReusePolicy::Page => (at..at + 1, false),
+            ReusePolicy::Block => (window(Block::Pages(policy::BLOCK)), false),
+            ReusePolicy::Table => (window(Block::Table), false),
             ReusePolicy::Adaptive => {
                 let all = window(Block::Table);
-                let marked = |w: &Window| map.exclusive_count(first_of(w), w.nr());
-                let near = marked(&window(Block::Pages(policy::BLOCK)));
-                let around = policy::Around { window: all.nr(), marked: marked(&all), near };
-                policy::adapt(vma, around).map_or(all, window)
+                let around = look_around(folio, table, place, all.clone());
+                let reach = policy::adapt(vma, how.worth, around);
+                let writable = |i| table.get(i).is_writable(Level::Pte);
+                let part = policy::part_of(all, at, reach, P::Arch::CONT, writable);
+                // Behind the last window nobody looks.
+                (part, around.stored.is_some() && reach != Reach::Rest)
             }
         };
 
-        let (first_pfn, first) = (first_of(&window), table.index_of(va) - window.before);
+        let map = folio.memmap();
         let shadow_stack = vma.flags().contains(VmaFlags::SHADOW_STACK);
-        let (mut k, mut widened) = (0, 0);
-        while k < window.nr() {
-            let (index, page) = (first + k, first_pfn.add(k as u64));
+        let (mut index, mut widened) = (part.start, 0);
+        while index < part.end {
+            let page = maps(folio, pfn, at, index);
             let e = table.get(index);
             // By the page and not by the folio: the same folio may be mapped
             // here with another offset (rule WREUSE-06).
-            if !e.is_present(Level::Pte) || e.is_special() || e.pfn(Level::Pte) != page {
-                k += 1;
+            if !is_page(e, page) {
+                index += 1;
                 continue;
             }
             // Equal in all that decides; dirty as well, so that joining a run
             // dirties none of its entries (rule WREUSE-12).
-            let limit = table.limit(index).at_most(window.nr() - k);
+            let limit = table.limit(index).at_most(part.end - index);
             let run = table.run::<{ WRITE | SOFT_DIRTY | DIRTY }>(index, e, limit);
             let nr = run.nr();
             let late = mm_sync::mutant!("fault.reuse.mark_late");
@@ -93,20 +114,90 @@ impl<P: Platform> Exclusive<'_, '_, '_, P> {
                 map.set_exclusive(page, nr);
             }
             // Decided before the run is taken (rule WREUSE-11).
-            if change == Change::Writable
+            if how.change == Change::Writable
                 && !shadow_stack
                 && !e.is_writable(Level::Pte)
                 && can_change_writable::<P::Arch>(vma, e, Level::Pte, true)
             {
                 // Releasing: the marks are seen by who sees the entries.
-                table.upgrade(run, |old| old.mkwrite(vma.write_kind()));
+                let writable = |old: E<P>| old.mkwrite(vma.write_kind());
+                if watch {
+                    // What was dirty before must not be lost, and what is dirty
+                    // from now on is to be seen.
+                    let keep_dirt = || {
+                        folio.set_flag(FolioFlags::DIRTY);
+                    };
+                    table.upgrade_clean(run, keep_dirt, writable);
+                } else {
+                    table.upgrade(run, writable);
+                }
                 if late {
                     map.set_exclusive(page, nr);
                 }
-                widened += nr - usize::from((k..k + nr).contains(&window.before));
+                widened += nr - usize::from((index..index + nr).contains(&at));
             }
-            k += nr;
+            index += nr;
         }
         widened as u64
     }
+}
+
+/// The page of the folio that belongs at `index`, if `pfn` is at `at`.
+fn maps<P: Platform>(folio: Folio<'_, P>, pfn: Pfn, at: usize, index: usize) -> Pfn {
+    folio.page(folio.index_of(pfn) + index as u32 - at as u32)
+}
+fn is_page<En: Entry>(e: En, page: Pfn) -> bool {
+    e.is_present(Level::Pte) && !e.is_special() && e.pfn(Level::Pte) == page
+}
+
+/// What the adaptive policy wants to know about the entries of `all`.
+fn look_around<P: Platform>(
+    folio: Folio<'_, P>,
+    table: &LockedTable<'_, P>,
+    place: &Place<'_>,
+    all: Range<usize>,
+) -> Around {
+    let Place { vma, va, pfn } = *place;
+    let at = table.index_of(va);
+    // A folio that one fault can finish is not watched; nor is one where parts
+    // of the mapping may be dirty from before a fork that others went through.
+    let is_watched = P::Arch::HARDWARE_DIRTY
+        && folio.nr_pages() as usize > policy::BLOCK
+        && !vma.joined_since_fork();
+    let group = P::Arch::CONT;
+    let (mut around, mut stored) = (Around::default(), 0);
+    let (mut last_stored, mut last_group) = (None, None);
+    let first = maps(folio, pfn, at, all.start);
+    // Every writable page is marked (rule INV-2), and marks are found by words.
+    folio.memmap().each_exclusive(first, all.len(), |k| {
+        let index = all.start + k;
+        let e = table.get(index);
+        if !is_page(e, first.add(k as u64)) || !e.is_writable(Level::Pte) {
+            return;
+        }
+        around.writable += 1;
+        around.near |= index / policy::BLOCK == at / policy::BLOCK;
+        // Entries of a group may share a dirty bit.
+        if is_watched && e.is_dirty() && last_group != Some(index / group) {
+            last_group = Some(index / group);
+            stored += 1;
+            around.close |= last_stored == Some(index / policy::BLOCK);
+            last_stored = Some(index / policy::BLOCK);
+        }
+    });
+    let exceptions = vma.flags().contains(VmaFlags::UFFD_WP)
+        || vma.tracks_soft_dirty(P::Arch::HAS_SOFT_DIRTY)
+        || folio.mapcount() < folio.nr_pages();
+    around.possible = if exceptions {
+        let may = |e: E<P>| {
+            e.is_writable(Level::Pte) || can_change_writable::<P::Arch>(vma, e, Level::Pte, true)
+        };
+        let page = |i: &usize| is_page(table.get(*i), maps(folio, pfn, at, *i));
+        all.filter(page).filter(|i| may(table.get(*i))).count()
+    } else {
+        all.len()
+    };
+    around.stored = is_watched.then_some(stored);
+    around.faults_per_stored = group.min(2);
+    around
 }

@@ -132,11 +132,14 @@ impl<A: Arch> Process<A> {
         });
     }
 
-    /// A CPU's access: marks the entry if that permits it, else faults.
+    /// A CPU's access: marks the entry dirty if that permits a store, else faults.
     fn access(&self, page: u64, kind: AccessKind) -> Pfn {
         for _ in 0..8 {
             let (e, level) = self.entry(page);
             if e.is_present(level) && e.permits(kind, level) {
+                if kind == AccessKind::Write && level == Level::Pte {
+                    self.mark_stored(page);
+                }
                 return self.pfn(page);
             }
             let flags = match kind {
@@ -146,6 +149,12 @@ impl<A: Arch> Process<A> {
             assert_eq!(self.fault(page, flags), FaultOutcome::Done { major: false });
         }
         panic!("the access to page {page} faults for ever");
+    }
+    fn mark_stored(&self, page: u64) {
+        self.with(|vmas| {
+            let t = self.mm.tables().lock_table(vmas.stay(), va(page)).expect("table");
+            assert!(t.mark_as_hardware(t.index_of(va(page)), AccessKind::Write));
+        });
     }
     pub fn read(&self, page: u64) -> u64 {
         let pfn = self.access(page, AccessKind::Read);

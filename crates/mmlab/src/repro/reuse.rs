@@ -3,16 +3,19 @@
 //! 256 MiB are filled, shared by a fork and left alone by the child's exit; then
 //! they are stored to in the series' patterns, under each policy. The hardware
 //! is a walk per store: where the entry does not permit it, the fault handler is
-//! called. Policies take turns on one machine per folio size.
+//! called; where it does, it marks the entry dirty. Policies take turns on one machine
+//! per folio size.
 //!
 //! What one fault costs is measured for itself, and gives each cell its cost in a
 //! model: faults times the cost of a fault, plus entries written times the cost of
-//! an entry. The model has none of the noise of the stores themselves.
+//! an entry. The model has none of the noise of the stores themselves. The adaptive
+//! policy is told how the two compare. As layout alone moves the time of a fault by
+//! a quarter, its instructions are shown beside it: those of `cargo xtask instructions`.
 
 use crate::bed::{Bed, FolioSize};
 use crate::cli::say;
 use crate::report::{Spread, progress, right_aligned};
-use mm_arch::{Arch, Entry, Level, VirtAddr};
+use mm_arch::{AccessKind, Arch, Entry, Level, VirtAddr};
 use mm_fault::{
     FaultFlags, FaultOutcome, FaultPolicy, OrderMode, ReusePolicy, ThpMode, ThpPolicy,
     UnshareReuse, handle_fault,
@@ -169,6 +172,9 @@ fn store(
             if let Step::Table(_, table) = guard.walk(va) {
                 let e = table.pte(table.index_of(va));
                 if e.is_present(Level::Pte) && e.is_writable(Level::Pte) {
+                    if !e.is_dirty() {
+                        table.mark_as_hardware(table.index_of(va), AccessKind::Write);
+                    }
                     write(e.pfn(Level::Pte));
                     return Ok(faults);
                 }
@@ -276,6 +282,10 @@ impl Costs {
     fn fault(&self) -> f64 {
         self.page.median - self.entry()
     }
+    /// What the adaptive policy is told.
+    fn entries_per_fault(&self) -> u16 {
+        (self.fault() / self.entry()).clamp(1.0, 100.0) as u16
+    }
     fn model_us(&self, faults: usize, entries: usize) -> f64 {
         (faults as f64 * self.fault() + entries as f64 * self.entry()) / 1000.0
     }
@@ -357,6 +367,17 @@ fn copy() -> Result<f64, String> {
     Ok(ns)
 }
 
+/// Instructions of one fault: `kind` as in `xtask/instructions.tsv`, where they are
+/// counted and kept. `None` where there is no such line.
+fn instructions(kind: &str, size: FolioSize) -> Option<f64> {
+    let size = size.name().trim_end_matches("-pte");
+    let name = format!("reuse {kind} {size}\t");
+    let line = include_str!("../../../../xtask/instructions.tsv")
+        .lines()
+        .find(|l| l.starts_with(&name))?;
+    line.split('\t').nth(6)?.parse().ok()
+}
+
 /// One measured cell.
 struct Cell {
     size: FolioSize,
@@ -375,7 +396,8 @@ fn cells(
     costs: &Costs,
     rounds: usize,
 ) -> Result<Vec<Cell>, String> {
-    let base = bed.machine.host().policy().fault;
+    let mut base = bed.machine.host().policy().fault;
+    base.entries_per_fault = costs.entries_per_fault();
     let pages = pattern.pages(bed.nr_pages());
     let mut all = POLICIES.map(|policy| (policy, Vec::new(), Vec::new(), Vec::new()));
     for round in 0..=rounds {
@@ -413,6 +435,13 @@ fn print_costs_json(size: FolioSize, costs: &Costs, allocation_ns: f64, copy_ns:
         "widened_ns": costs.table.median,
         "allocation_ns": allocation_ns,
         "copy_ns": copy_ns,
+        "entries_per_fault": costs.entries_per_fault(),
+        "instructions": {
+            "reuse": instructions("page", size),
+            "widened": instructions("table", size),
+            "allocation": instructions("allocate", size),
+            "copy": instructions("copy", FolioSize::Small),
+        },
         "entry_ns": costs.entry(),
         "entry_scan_ns": costs.scan(),
         "entry_commit_ns": costs.entry() - costs.scan(),
@@ -448,6 +477,8 @@ fn print_tables(costs: &[(FolioSize, Costs, f64)], copy_ns: f64, cells: &[Cell])
         "widened 5,400-5,700 (1m) and 10,000-10,500 (2m-pte), copy 1,500. `x rmw`: multiple of one",
     );
     say("read-modify-write per entry, same run, plus the fault.");
+    let kind =
+        |kind, size| instructions(kind, size).map_or_else(String::new, |n| format!("{n:.0}"));
     let row = |(size, c, allocation): &(FolioSize, Costs, f64)| {
         let ratio = c.table.median / (c.entries * c.rmw.median + c.fault());
         vec![
@@ -460,6 +491,8 @@ fn print_tables(costs: &[(FolioSize, Costs, f64)], copy_ns: f64, cells: &[Cell])
             format!("{:.1}", c.entry() - c.scan()),
             format!("{:.0}", c.fault() / c.entry()),
             format!("{ratio:.2}"),
+            kind("page", *size),
+            kind("table", *size),
         ]
     };
     let header = [
@@ -472,6 +505,8 @@ fn print_tables(costs: &[(FolioSize, Costs, f64)], copy_ns: f64, cells: &[Cell])
         "commit/entry",
         "fault/entry",
         "x rmw",
+        "reuse, instr.",
+        "widened, instr.",
     ];
     say(right_aligned(&header, 1, costs.iter().map(row).collect()));
     say(
