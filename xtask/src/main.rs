@@ -7,6 +7,7 @@ mod cmd;
 mod instructions;
 mod loom;
 mod no_std;
+mod random;
 mod rules;
 mod scenarios;
 mod step;
@@ -33,6 +34,8 @@ enum Task {
     NoStd,
     /// Replays the supported scenarios under every policy and compares with the goldens.
     Scenarios(scenarios::Options),
+    /// Random scenarios of anonymous memory under every policy of reuse.
+    Random(random::Options),
     /// Callgrind instruction counts of the hot paths against xtask/instructions.tsv.
     Instructions(instructions::Options),
     /// Which rule is cited by which test; fails on rules that do not exist and on gaps in complete groups.
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Task::Loom(o) => loom::run(&ws, &o),
         Task::NoStd => no_std::run(&ws),
         Task::Scenarios(o) => scenarios::run(&ws, &o),
+        Task::Random(o) => random::run(&ws, &o),
         Task::Instructions(o) => instructions::run(&ws, &o),
         Task::Rules(o) => rules::run(&ws, &o),
     };

@@ -10,6 +10,8 @@
 //! | F-RACE-05 | wide reuse; a sharer unmaps | `a_wide_reuse_meets_a_sharer_on_its_way_out` |
 //! | WREUSE-20 | wide reuse; fork | `a_wide_reuse_meets_a_fork` |
 //! | WREUSE-13 | wide reuse; stores and loads by hardware | `a_wide_reuse_meets_hardware` |
+//! | FOLIO-45 | wide reuse that makes clean; somebody asks for dirt | `watched_pages_stay_dirty` |
+//! | | two faults, one credit | `credit_is_spent_once` |
 #![cfg(loom)]
 
 mod common;
@@ -19,14 +21,14 @@ use core::num::NonZeroU32;
 use mm_arch::model::ModelWord;
 use mm_arch::{AccessKind, Arch, Entry, Level, Protection};
 use mm_fault::{FaultFlags, FaultOutcome, ReusePolicy};
-use mm_folio::{AnonId, Exclusivity, FolioRun, Get, Pin};
-use mm_pgtable::{Step, TableMemory, TableSpace};
+use mm_folio::{AnonId, Exclusivity, FolioFlags, FolioRun, Get, Pin};
+use mm_pgtable::{LockedTable, Step, TableMemory, TableSpace};
 use mm_rmap::model::{ModelConfig, machine};
 use mm_sync::atomic::{AtomicU64, Ordering::*};
 use mm_sync::fence;
 use mm_sync::model::{Bounds, caught, holds_with};
 use mm_sync::thread::spawn;
-use mm_vma::{Platform, RssKind};
+use mm_vma::{Platform, RssKind, Vma};
 use std::sync::Arc;
 
 type A = ModelWord<8>;
@@ -36,10 +38,10 @@ const DONE: FaultOutcome = FaultOutcome::Done { major: false };
 /// A process with a folio of `1 << order` pages from page `first` on, alone with
 /// it: no mark, nothing writable.
 fn alone(first: u64, order: u32) -> (M<A>, Process<A>) {
-    let m = machine::<A>(ModelConfig { nr_frames: 24, ..ModelConfig::tiny() }).expect("machine");
+    let m = machine::<A>(ModelConfig { nr_frames: 48, ..ModelConfig::tiny() }).expect("machine");
     let mut p = Process::<A>::new(&m);
     p.policy.reuse = ReusePolicy::Table;
-    p.map(pages(0, 16), RW);
+    p.map(pages(0, 32), RW);
     let nr = 1 << order;
     let mut new = m.memmap().alloc(order).expect("memory");
     new.grow(nr - 1).expect("room");
@@ -276,4 +278,54 @@ fn a_wide_reuse_meets_hardware() {
         assert!(!p.pte(1).is_dirty() && writable(&p, 1));
     }
     race("a_wide_reuse_meets_hardware", model, &["word.take.not_rmw"]);
+}
+
+/// Rules: FOLIO-45, WREUSE-12: who asks under the lock finds the dirt in the entry or
+/// in the folio, and a store behind the reuse marks the entry.
+#[test]
+fn watched_pages_stay_dirty() {
+    fn model() {
+        let (m, mut p) = alone(0, 5);
+        p.policy.reuse = ReusePolicy::Adaptive;
+        p.change(1, |e| e.mkdirty());
+        let p = p.shared();
+        let asker = spawn({
+            let (m, p) = (m.clone(), p.clone());
+            move || {
+                p.with(|vmas| {
+                    let t = p.mm.tables().lock_table(vmas.stay(), va(1)).expect("table");
+                    let e = t.get(t.index_of(va(1)));
+                    let folio = m.memmap().folio(e.pfn(Level::Pte));
+                    assert!(e.is_dirty() || folio.has(FolioFlags::DIRTY), "dirt was lost");
+                    writable_by_hardware(&t)
+                })
+            }
+        });
+        assert_eq!(p.fault(0, WRITE), DONE);
+        let stored = asker.join().expect("thread");
+        assert!(writable(&p, 1) && p.pte(1).is_dirty() == stored);
+    }
+    race("watched_pages_stay_dirty", model, &["pgtable.upgrade.lose_dirt"]);
+}
+/// A store by a CPU to page 1, if the entry permits it.
+fn writable_by_hardware(t: &LockedTable<'_, M<A>>) -> bool {
+    let index = t.index_of(va(1));
+    t.get(index).is_writable(Level::Pte) && t.mark_as_hardware(index, AccessKind::Write)
+}
+
+/// Two faults find the same credit; one of them gets it.
+#[test]
+fn credit_is_spent_once() {
+    fn model() {
+        let vma = Arc::new(Vma::anonymous(pages(0, 32), RW, 12));
+        vma.save_fault_credit(100, 100);
+        let other = spawn({
+            let vma = vma.clone();
+            move || vma.spend_fault_credit(60)
+        });
+        let mine = vma.spend_fault_credit(60);
+        assert!(mine ^ other.join().expect("thread"), "spent twice, or not at all");
+        assert_eq!(vma.fault_credit(), 40);
+    }
+    race("credit_is_spent_once", model, &["vma.credit.not_rmw"]);
 }

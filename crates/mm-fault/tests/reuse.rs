@@ -64,7 +64,7 @@ fn all_but(without: &[u64]) -> Vec<u64> {
 
 on_models! {
     /// Rules: WREUSE-04, WREUSE-07, WREUSE-11, WREUSE-12, WREUSE-14, WREUSE-15,
-    /// WREUSE-19, WREUSE-25, REUSE-10. Rows: S-RU1, S-RU4.
+    /// WREUSE-19, WREUSE-25, REUSE-09, REUSE-10. Rows: S-RU1, S-RU4.
     fn one_fault_makes_the_whole_folio_writable<A>() {
         for reuse in WIDE {
             let m = new_machine::<A>();
@@ -256,7 +256,7 @@ on_models! {
         }
     }
 
-    /// Rules: REUSE-06. Rows: S-RU14.
+    /// Rules: REUSE-02, REUSE-06. Rows: S-RU14.
     fn a_foreign_reference_widens_nothing<A>() {
         for reuse in WIDE {
             let m = new_machine::<A>();

@@ -171,11 +171,15 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         let (old, new) = self.rewrite(run, change);
         self.owe(old.needs_flush(new, Level::Pte), run.first(), run.nr(), owed);
     }
-    /// As [`modify`](Self::modify), for a change that only permits more: it owes no
-    /// flush. A CPU with an old translation faults and finds the new entry (rules
-    /// WREUSE-15, FAULT-05).
+    /// As [`modify`](Self::modify), for a change of present entries that only permits
+    /// more: it owes no flush. A CPU with an old translation faults and finds the new
+    /// entry (rules WREUSE-15, FAULT-05).
+    ///
+    /// # Panics
+    ///
+    /// If `change` does: then the entries are gone.
     pub fn upgrade(&mut self, run: Run<'_>, change: impl FnOnce(E<S>) -> E<S>) {
-        let (old, new) = self.rewrite(run, change);
+        let (old, new) = self.rewrite_present(run, change);
         debug_assert!(
             old.pfn(Level::Pte) == new.pfn(Level::Pte)
                 && (new.is_writable(Level::Pte) || !old.is_writable(Level::Pte))
@@ -195,8 +199,8 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         keep_dirt: impl FnOnce(),
         change: impl FnOnce(E<S>) -> E<S>,
     ) {
-        let (old, new) = self.rewrite(run, |old| {
-            if old.is_dirty() {
+        let (old, new) = self.rewrite_present(run, |old| {
+            if old.is_dirty() && !mm_sync::mutant!("pgtable.upgrade.lose_dirt") {
                 keep_dirt();
             }
             change(old.mkclean())
@@ -220,6 +224,26 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         // panicked leaves the run empty, and `scratch` flushes it.
         scratch.already_done();
         self.restore(run.first(), run.nr(), new);
+        (old, new)
+    }
+    /// As `rewrite`, for a change after which all entries are still there and that
+    /// no CPU needs to hear of: nothing is counted and nothing is owed.
+    fn rewrite_present(&mut self, run: Run<'_>, change: impl FnOnce(E<S>) -> E<S>) -> (E<S>, E<S>) {
+        let (mut first, mut young, mut dirty) = (E::<S>::NONE, false, false);
+        let (at, tlb) = (self.view.at(run.first()), self.tables.tlb());
+        S::Arch::take::<Live, S::Tlb>(self.view.table(), at, run.nr(), &tlb, |k, e| {
+            debug_assert!(e.is_present(Level::Pte));
+            if k == 0 {
+                first = e;
+            }
+            young |= e.is_young();
+            dirty |= e.is_dirty();
+        });
+        self.took |= S::Arch::WORDS > 1;
+        let old = merge(first, young, dirty);
+        let new = change(old);
+        self.let_readers_leave();
+        S::Arch::fill(self.view.table(), run.first(), run.nr(), new);
         (old, new)
     }
     /// Takes a run; the first entry with young and dirty of all merged in.

@@ -242,6 +242,11 @@ impl Vma {
     /// do not spend the same.
     #[must_use]
     pub fn spend_fault_credit(&self, n: u16) -> bool {
+        if mm_sync::mutant!("vma.credit.not_rmw") {
+            let had = self.fault_credit();
+            self.fault_credit.store(had.saturating_sub(n), Ordering::Relaxed);
+            return had >= n;
+        }
         let sub = |had: u16| had.checked_sub(n);
         self.fault_credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sub).is_ok()
     }

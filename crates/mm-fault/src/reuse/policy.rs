@@ -155,6 +155,13 @@ fn step(worth: usize, trust: Option<Trust>, credit: usize, around: Around) -> St
     Step { trust, reach, saved: saved as isize }
 }
 
+/// Whether a fault takes its page alone even if all that is marked was stored to;
+/// then it does so if less was.
+pub(super) fn takes_page(vma: &Vma, worth: u16, most: Around) -> bool {
+    let (trust, credit) = (Trust::from_hint(vma.fault_hint()), vma.fault_credit());
+    step(worth.into(), trust, credit.into(), most).reach == Reach::Page
+}
+
 /// How far to go from a fault in `vma`.
 pub(super) fn adapt(vma: &Vma, worth: u16, around: Around) -> Reach {
     let (hint, worth) = (vma.fault_hint(), usize::from(worth));
@@ -616,6 +623,34 @@ mod tests {
         for trust in [Trust::NONE, TRUST] {
             assert_eq!(Trust::from_hint(trust.to_hint()), Some(trust));
         }
+    }
+
+    /// What `takes_page` rests upon.
+    #[test]
+    fn who_takes_a_page_with_all_the_evidence_takes_it_with_less() {
+        let mut random = Random(0x0123_4567_89ab_cdef);
+        let mut pages = 0;
+        for _ in 0..20_000 {
+            let possible = 17 + random.below(496);
+            let most = Around {
+                possible,
+                writable: random.below(possible),
+                faults_per_stored: 1 + random.below(2),
+                ..Around::default()
+            };
+            let stored = most.writable;
+            let most = Around { stored: Some(stored), ..most };
+            let further = random.below(3) as u32;
+            let trust = Trust { opened: random.below(3) as u32, further };
+            let (worth, credit) = (10 + random.below(7), random.below(5000));
+            let all = step(worth, Some(trust), credit, most);
+            if all.reach == Reach::Page {
+                pages += 1;
+                let less = Around { stored: Some(random.below(stored + 1)), ..most };
+                assert_eq!(step(worth, Some(trust), credit, less), all, "{less:?}");
+            }
+        }
+        assert!(pages > 500, "{pages}");
     }
 
     #[test]

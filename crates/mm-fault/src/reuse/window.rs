@@ -83,7 +83,7 @@ impl<P: Platform> Exclusive<'_, '_, '_, P> {
             ReusePolicy::Table => (window(Block::Table), false),
             ReusePolicy::Adaptive => {
                 let all = window(Block::Table);
-                let around = look_around(folio, table, place, all.clone());
+                let around = look_around(folio, table, place, all.clone(), how.worth);
                 let reach = policy::adapt(vma, how.worth, around);
                 let writable = |i| table.get(i).is_writable(Level::Pte);
                 let part = policy::part_of(all, at, reach, P::Arch::CONT, writable);
@@ -156,6 +156,7 @@ fn look_around<P: Platform>(
     table: &LockedTable<'_, P>,
     place: &Place<'_>,
     all: Range<usize>,
+    worth: u16,
 ) -> Around {
     let Place { vma, va, pfn } = *place;
     let at = table.index_of(va);
@@ -164,40 +165,58 @@ fn look_around<P: Platform>(
     let is_watched = P::Arch::HARDWARE_DIRTY
         && folio.nr_pages() as usize > policy::BLOCK
         && !vma.joined_since_fork();
-    let group = P::Arch::CONT;
-    let (mut around, mut stored) = (Around::default(), 0);
-    let (mut last_stored, mut last_group) = (None, None);
+    let exceptions = vma.flags().contains(VmaFlags::UFFD_WP)
+        || vma.tracks_soft_dirty(P::Arch::HAS_SOFT_DIRTY)
+        || folio.mapcount() < folio.nr_pages();
+    let (group, map) = (P::Arch::CONT, folio.memmap());
+    let block = |index: usize| index / policy::BLOCK;
     let first = maps(folio, pfn, at, all.start);
-    // Every writable page is marked (rule INV-2), and marks are found by words.
-    folio.memmap().each_exclusive(first, all.len(), |k| {
+    let mut around = Around {
+        possible: all.len(),
+        stored: is_watched.then_some(0),
+        faults_per_stored: group.min(2),
+        ..Around::default()
+    };
+    // Every writable page is marked (rule INV-2), and marks are found by words. Where
+    // no two are in one block they may tell all there is to know.
+    let (mut nr, mut crowded, mut last) = (0, false, Some(block(at)));
+    map.each_exclusive(first, all.len(), |k| {
+        let this = Some(block(all.start + k));
+        nr += 1;
+        crowded |= this == Some(block(at)) || this == last;
+        last = this;
+    });
+    if is_watched && !exceptions && !crowded {
+        let most = Around { writable: nr, stored: Some(nr), ..around };
+        if policy::takes_page(vma, worth, most) {
+            return most;
+        }
+    }
+
+    let (mut stored, mut last_stored, mut last_group) = (0, None, None);
+    map.each_exclusive(first, all.len(), |k| {
         let index = all.start + k;
         let e = table.get(index);
         if !is_page(e, first.add(k as u64)) || !e.is_writable(Level::Pte) {
             return;
         }
         around.writable += 1;
-        around.near |= index / policy::BLOCK == at / policy::BLOCK;
+        around.near |= block(index) == block(at);
         // Entries of a group may share a dirty bit.
         if is_watched && e.is_dirty() && last_group != Some(index / group) {
             last_group = Some(index / group);
             stored += 1;
-            around.close |= last_stored == Some(index / policy::BLOCK);
-            last_stored = Some(index / policy::BLOCK);
+            around.close |= last_stored == Some(block(index));
+            last_stored = Some(block(index));
         }
     });
-    let exceptions = vma.flags().contains(VmaFlags::UFFD_WP)
-        || vma.tracks_soft_dirty(P::Arch::HAS_SOFT_DIRTY)
-        || folio.mapcount() < folio.nr_pages();
-    around.possible = if exceptions {
+    around.stored = is_watched.then_some(stored);
+    if exceptions {
         let may = |e: E<P>| {
             e.is_writable(Level::Pte) || can_change_writable::<P::Arch>(vma, e, Level::Pte, true)
         };
         let page = |i: &usize| is_page(table.get(*i), maps(folio, pfn, at, *i));
-        all.filter(page).filter(|i| may(table.get(*i))).count()
-    } else {
-        all.len()
-    };
-    around.stored = is_watched.then_some(stored);
-    around.faults_per_stored = group.min(2);
+        around.possible = all.filter(page).filter(|i| may(table.get(*i))).count();
+    }
     around
 }
