@@ -71,7 +71,7 @@ fn race(name: &str, model: impl Fn() + Copy + Send + Sync + 'static, mutants: &[
     }
 }
 
-/// Race F-RACE-32. Rules: WREUSE-08, GUPF-15, REUSE-08.
+/// Rules: WREUSE-08, GUPF-15, REUSE-08. Race F-RACE-32.
 #[test]
 fn a_wide_reuse_meets_a_pin() {
     fn model() {
@@ -107,7 +107,7 @@ fn a_wide_reuse_meets_a_pin() {
     race("a_wide_reuse_meets_a_pin", model, &["fault.reuse.mark_late"]);
 }
 
-/// Race F-RACE-32. Rules: REUSE-06, REUSE-07: a reference that came before the
+/// Rules: REUSE-06, REUSE-07. Race F-RACE-32: a reference that came before the
 /// verdict keeps it from widening.
 #[test]
 fn a_wide_reuse_meets_a_reference() {
@@ -135,7 +135,7 @@ fn a_wide_reuse_meets_a_reference() {
     race("a_wide_reuse_meets_a_reference", model, &["fault.reuse.map_only"]);
 }
 
-/// Race F-RACE-33. Rules: WREUSE-16, WREUSE-24, FAULT-03, FAULT-06.
+/// Rules: WREUSE-16, WREUSE-24, FAULT-03, FAULT-06. Race F-RACE-33.
 ///
 /// The second fault sees the entry read-only, empty for a moment, or writable.
 #[test]
@@ -193,7 +193,7 @@ fn two_faults_in_two_tables() {
     race("two_faults_in_two_tables", model, &["fault.reuse.own_reference"]);
 }
 
-/// Race F-RACE-05, for the neighbours. Rules: REUSE-08, FOLIO-03, ZAP-03.
+/// Rules: REUSE-08, FOLIO-03, ZAP-03. Race F-RACE-05, for the neighbours.
 #[test]
 fn a_wide_reuse_meets_a_sharer_on_its_way_out() {
     fn model() {
