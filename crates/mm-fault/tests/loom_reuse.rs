@@ -38,7 +38,10 @@ const DONE: FaultOutcome = FaultOutcome::Done { major: false };
 /// A process with a folio of `1 << order` pages from page `first` on, alone with
 /// it: no mark, nothing writable.
 fn alone(first: u64, order: u32) -> (M<A>, Process<A>) {
-    let m = machine::<A>(ModelConfig { nr_frames: 48, ..ModelConfig::tiny() }).expect("machine");
+    // Room for the folio at a place that suits it, behind the zero page.
+    let config =
+        ModelConfig { nr_frames: 24.max(2 << order), nr_tables: 12, ..ModelConfig::tiny() };
+    let m = machine::<A>(config).expect("machine");
     let mut p = Process::<A>::new(&m);
     p.policy.reuse = ReusePolicy::Table;
     p.map(pages(0, 32), RW);
