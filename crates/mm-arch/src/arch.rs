@@ -17,6 +17,8 @@ pub struct At {
 pub struct Batch {
     /// Entries in the run, at least one.
     pub nr: usize,
+    /// Entries that were looked at: as many, but one for all of a folded block.
+    pub looks: usize,
     /// With `MERGE_WRITE`: some entry of the run is writable.
     pub any_writable: bool,
     /// With `MERGE_YOUNG_DIRTY`: some entry of the run is young.

@@ -119,17 +119,32 @@ fn gather<E: ContEntry>(into: E, from: E) -> E {
     if from.is_young() { e.mkyoung() } else { e }
 }
 
+/// What a lockless reader compares of an entry with its target: frame, bits and mark.
+#[inline(always)]
+fn compared<E: ContEntry>(e: E, want: E) -> E {
+    let e = key(e);
+    if mutant!("cont.read.any_mark") && e.is_valid() {
+        return e.with_cont(true);
+    }
+    if mutant!("cont.read.frame_only") && e.is_valid() {
+        let far = e.pfn(Level::Pte).get().wrapping_sub(want.pfn(Level::Pte).get());
+        return want.advance(far, Level::Pte);
+    }
+    e
+}
+
 /// Reads entry `i`, with the accessed and dirty state of its block. Looks no further
 /// once both are known.
 #[inline]
 pub fn read<E: ContEntry, R: Right>(cells: &[AtomicU64], i: usize, b: Blocks) -> E {
+    let mut kept = None;
     'again: loop {
         let e: E = b.load::<E, R>(cells, i);
         if !e.is_cont() {
             return e;
         }
         let (want, position) = (key(e), b.position(i));
-        let mut out = gather(e, e);
+        let mut out = gather(e, kept.filter(|_| mutant!("cont.read.keep_gathered")).unwrap_or(e));
         for k in 0..b.nr {
             if out.is_young() && out.is_dirty() {
                 break;
@@ -137,12 +152,14 @@ pub fn read<E: ContEntry, R: Right>(cells: &[AtomicU64], i: usize, b: Blocks) ->
             let x: E = b.load::<E, R>(cells, i - position + k);
             // With the lock held the block cannot change under us.
             if !R::LOCKED && !mutant!("cont.read.no_check") {
+                let (x, want) = (compared(x, want), compared(want, want));
                 let same = if k < position {
-                    b.step(key(x), position - k) == want
+                    b.step(x, position - k) == want
                 } else {
-                    key(x) == b.step(want, k - position)
+                    x == b.step(want, k - position)
                 };
                 if !same {
+                    kept = Some(out);
                     hint::spin_loop();
                     continue 'again;
                 }
@@ -400,6 +417,7 @@ pub fn scan<E: ContEntry, R: Right, const MODE: u8>(
     // The copy the caller holds may have lost the mark; take it from memory,
     // but only a block that is still the head's. The mark is compared like any
     // other bit, so a run is all blocks or all plain (CONT-17).
+    let cell = if mutant!("cont.scan.trust_head") { head } else { cell };
     let folded = cell.is_cont() && key(cell).with_cont(false) == key(head).with_cont(false);
     let head = head.with_cont(folded);
     let batch = if folded {
@@ -419,7 +437,8 @@ fn merge<E: Entry, const MODE: u8>(batch: &mut Batch, e: E, level: Level) {
     batch.any_dirty |= MODE & respect::MERGE_YOUNG_DIRTY != 0 && e.is_dirty();
 }
 
-const EMPTY: Batch = Batch { nr: 1, any_writable: false, any_young: false, any_dirty: false };
+const EMPTY: Batch =
+    Batch { nr: 1, looks: 1, any_writable: false, any_young: false, any_dirty: false };
 
 /// One load per block; only where accessed or dirty count are its others read.
 #[inline(always)]
@@ -444,6 +463,7 @@ fn scan_blocks<E: ContEntry, R: Right, const MODE: u8>(
             break;
         }
         merge::<E, MODE>(&mut batch, e, b.level);
+        batch.looks += 1;
         nr += b.nr;
     }
     batch.nr = nr.min(max);
@@ -468,6 +488,7 @@ fn scan_plain<E: ContEntry, const MODE: u8>(
             1 + (1..max).take_while(same).count()
         }
     };
+    batch.looks = batch.nr;
     if MODE & (respect::MERGE_WRITE | respect::MERGE_YOUNG_DIRTY) != 0 {
         // The head's facts are those of the caller's copy (rule BATCH-08).
         merge::<E, MODE>(&mut batch, head, b.level);

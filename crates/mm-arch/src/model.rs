@@ -295,7 +295,7 @@ const fn ignored(mode: u8) -> u64 {
 
 /// Facts of a run, over entries that the caller just compared.
 fn facts(entries: impl Iterator<Item = ModelEntry>, nr: usize) -> Batch {
-    let mut b = Batch { nr, any_writable: false, any_young: false, any_dirty: false };
+    let mut b = Batch { nr, looks: nr, any_writable: false, any_young: false, any_dirty: false };
     for e in entries {
         b.any_writable |= e.has(W);
         b.any_young |= e.has(A);

@@ -106,31 +106,33 @@ fn dirty_against_aging<A: Arch>() {
     assert!(A::read::<Held>(&w, 0).is_dirty(), "a store was lost");
 }
 
-/// A run is pinned while its second page loses its exclusivity (P-RACE-31): the
-/// pinner scans behind its pin and reads the mark behind the scan.
-fn scan_against_share<A: Arch>() {
+/// A run of `nr` is pinned while its last page loses its exclusivity (P-RACE-31): the
+/// pinner scans behind its pin and reads the mark behind the scan. The head may be older
+/// than the pin.
+fn scan_against_share<A: Arch>(nr: usize, early_head: bool) {
     let (t, pins, exclusive) = (A::new_table(), AtomicU32::new(0), AtomicU32::new(1));
-    A::fill(&t, 0, 2, leaf::<A>(0x10_0000, false));
+    A::fill(&t, 0, nr, leaf::<A>(0x10_0000, false));
     let (w, r) = shared((t, pins, exclusive));
     let pinner = spawn(move || {
         let (t, pins, exclusive) = &*r;
+        let early = early_head.then(|| A::read::<Pinned>(t, 0));
         pins.fetch_add(1, Relaxed);
         fence(core::sync::atomic::Ordering::SeqCst);
-        let head = A::read::<Pinned>(t, 0);
+        let head = early.unwrap_or_else(|| A::read::<Pinned>(t, 0));
         if !head.is_present(PTE) {
             return false;
         }
-        let run = A::scan::<Pinned, { respect::WRITE }>(t, 0, head, 2);
-        run.nr == 2 && exclusive.load(Relaxed) == 1
+        let run = A::scan::<Pinned, { respect::WRITE }>(t, 0, head, nr);
+        run.nr == nr && exclusive.load(Relaxed) == 1
     });
     let (t, pins, exclusive) = &*w;
-    let old = take::<A>(t, 1);
+    let old = take::<A>(t, nr - 1);
     fence(core::sync::atomic::Ordering::SeqCst);
     let shares = pins.load(Relaxed) == 0;
     if shares {
         exclusive.store(0, Relaxed);
     }
-    set::<A>(t, 1, old);
+    set::<A>(t, nr - 1, old);
     assert!(!(pinner.join().unwrap() && shares), "shared while pinned");
 }
 
@@ -170,13 +172,29 @@ fn hardware_marks() {
 /// Rules: P-RACE-31, P-RACE-20, BATCH-10.
 #[test]
 fn batched_pin_against_share() {
-    holds("scan/share word", scan_against_share::<ModelWord<2>>);
-    holds("scan/share pair", scan_against_share::<ModelPair<2>>);
-    holds("scan/share cont", scan_against_share::<ModelCont<2, 2>>);
-    caught("scan/share word", "scan.rmb", scan_against_share::<ModelWord<2>>);
+    let word = || scan_against_share::<ModelWord<2>>(2, false);
+    let cont = || scan_against_share::<ModelCont<2, 2>>(2, false);
+    holds("scan/share word", word);
+    holds("scan/share pair", || scan_against_share::<ModelPair<2>>(2, false));
+    holds("scan/share cont", cont);
+    caught("scan/share word", "scan.rmb", word);
     // Where single reads acquire, each alone is enough.
-    caught("scan/share cont", "scan.rmb+word.read", scan_against_share::<ModelCont<2, 2>>);
-    caught("scan/share cont", "cont.take.no_unfold", scan_against_share::<ModelCont<2, 2>>);
+    caught("scan/share cont", "scan.rmb+word.read", cont);
+    caught("scan/share cont", "cont.take.no_unfold", cont);
+}
+
+/// A scan takes a whole block by one look at one of its entries, in the head's block and
+/// in the next: whoever changes another entry empties the one looked at first.
+///
+/// Rules: P-RACE-20, BATCH-10, CONT-10, CONT-16.
+#[test]
+fn a_hint_is_a_look_behind_the_pin() {
+    let next = || scan_against_share::<ModelCont<4, 2>>(4, false);
+    let old_head = || scan_against_share::<ModelCont<2, 2>>(2, true);
+    holds("hint/share next block", next);
+    holds("hint/share old head", old_head);
+    caught("hint/share next block", "cont.take.no_unfold", next);
+    caught("hint/share old head", "cont.scan.trust_head", old_head);
 }
 
 // --------------------------------------------------------------- two words
@@ -323,6 +341,19 @@ fn read_against_unfold<A: Arch<Entry = ModelEntry>>() {
 /// A block gives way to another, which is clean.
 ///
 /// Rules: CONT-09, CONT-18.
+fn read_against_replace_old<A: Arch<Entry = ModelEntry>>() {
+    // Dirty by software and not young, so that a reader looks at every entry.
+    let t = A::new_table();
+    A::fill(&t, 0, A::CONT, leaf::<A>(OLD, true).mkdirty());
+    let (w, r) = shared(t);
+    let reader = spawn(move || read_last::<A>(&r, &[(OLD, true), (NEW, false)]));
+    A::take::<Live, _>(&w, at(0), A::CONT, &tlb(), |_, e| assert!(e.is_dirty()));
+    A::fill(&w, 0, A::CONT, leaf::<A>(NEW, true));
+    reader.join().unwrap();
+}
+/// As above, by a block that hardware marked.
+///
+/// Rules: CONT-09, CONT-18.
 fn read_against_replace<A: Arch<Entry = ModelEntry>>() {
     let (w, r) = shared(block::<A>(OLD));
     let reader = spawn(move || read_last::<A>(&r, &[(OLD, true), (NEW, false)]));
@@ -386,6 +417,121 @@ fn access_flags_against_dirty<A: Arch<Entry = ModelEntry>>() {
     assert!(e.is_cont() && e.is_dirty() && e.is_young(), "{e:?}");
 }
 
+/// A clean block of writable frames gives way to the same frames, read-only or without the
+/// mark: the reader finds the dirt of the one that its target was of.
+///
+/// Rules: CONT-09, CONT-10.
+fn read_against_same_frames<A: Arch<Entry = ModelEntry>>(folds: bool) {
+    let (w, r) = shared(block::<A>(OLD));
+    let reader = spawn(move || {
+        let e = A::read::<Pinned>(&r, A::CONT - 1);
+        let old = e.is_cont() && e.is_writable(PTE);
+        assert!(!e.is_present(PTE) || e.is_dirty() == old, "mixed {e:?}");
+    });
+    A::take::<Live, _>(&w, at(0), A::CONT, &tlb(), |_, _| ());
+    let new = leaf::<A>(OLD, !folds);
+    if folds {
+        A::fill(&w, 0, A::CONT, new);
+    } else {
+        (0..A::CONT).for_each(|i| A::fill(&w, i, 1, new.advance(i as u64, PTE)));
+    }
+    reader.join().unwrap();
+}
+/// Plain entries become a block while one of them is read and another stored through.
+///
+/// Rules: CONT-03, CONT-05, CONT-06, CONT-09, PTE-18.
+fn read_and_dirty_against_fold<A: Arch<Entry = ModelEntry>>(with_reader: bool) {
+    let t = A::new_table();
+    (0..A::CONT).for_each(|i| A::fill(&t, i, 1, leaf::<A>(OLD + i as u64, true)));
+    let (w, h) = shared(t);
+    let r = w.clone();
+    let hardware = spawn(move || A::mmu_mark(&h, 0, WRITE, PTE));
+    let reader =
+        with_reader.then(|| spawn(move || read_last::<A>(&r, &[(OLD, false), (OLD, true)])));
+    assert!(A::fold(&w, at(A::CONT - 1), &tlb()));
+    // A store that met the empty entry in between faults, waits for the lock, and tries
+    // again.
+    let stored = hardware.join().unwrap() || A::mmu_mark(&w, 0, WRITE, PTE);
+    assert!(stored);
+    if let Some(reader) = reader {
+        reader.join().unwrap();
+    }
+    for i in 0..A::CONT {
+        let e = A::read::<Held>(&w, i);
+        assert!(e.is_cont() && e.is_dirty(), "{e:?} after folding");
+    }
+}
+/// A store while a block's age is cleared, and a reader of it.
+///
+/// Rules: CONT-12, ACC-12.
+fn dirty_against_block_aging<A: Arch<Entry = ModelEntry>>() {
+    let t = A::new_table();
+    A::fill(&t, 0, A::CONT, leaf::<A>(OLD, true).mkyoung());
+    let (w, h) = shared(t);
+    let hardware = spawn(move || A::mmu_mark(&h, A::CONT - 1, WRITE, PTE));
+    assert!(A::clear_young(&w, at(0), 1, &tlb()));
+    assert!(hardware.join().unwrap());
+    assert!(A::read::<Held>(&w, 0).is_dirty(), "a store was lost");
+}
+/// Part of a block loses its write permission. The hardware may use any entry of a block
+/// for a store to page 0: none may go through afterwards.
+///
+/// Rules: CONT-08, CONT-14, A64-11.
+fn store_against_partial_wrprotect<A: Arch<Entry = ModelEntry>>() {
+    let store = |t: &A::Table, by: usize| {
+        let whole = ModelEntry::from_bits(A::read_upper::<Held>(t, 0).bits()).is_cont();
+        A::mmu_mark(t, if whole { by } else { 0 }, WRITE, PTE)
+    };
+    let (w, h) = shared(block::<A>(OLD));
+    let hardware = spawn(move || store(&h, A::CONT - 1));
+    A::wrprotect(&w, at(0), 1, &tlb());
+    hardware.join().unwrap();
+    assert!((0..A::CONT).all(|by| !store(&w, by)), "a store to a protected page");
+}
+/// A permission for one entry takes the block apart under a reader.
+///
+/// Rules: CONT-07, CONT-15.
+fn read_against_access_flags<A: Arch<Entry = ModelEntry>>(writes: bool) {
+    let t = A::new_table();
+    A::fill(&t, 0, A::CONT, leaf::<A>(OLD, !writes));
+    let (w, r) = shared(t);
+    let reader = spawn(move || {
+        let e = A::read::<Pinned>(&r, A::CONT - 1);
+        assert!(!e.is_present(PTE) || e.pfn(PTE).get() == OLD + A::CONT as u64 - 1);
+        assert!(!e.is_present(PTE) || e.is_writable(PTE) != writes, "{e:?}");
+    });
+    let e = A::read::<Held>(&w, 0).mkyoung().mkdirty().mkwrite(WriteKind::Normal);
+    assert!(A::set_access_flags(&w, at(0), e, &tlb()));
+    assert_eq!(A::read::<Held>(&w, 1).is_cont(), !writes);
+    reader.join().unwrap();
+}
+
+/// Rules: CONT-03, CONT-05, CONT-06, CONT-08, CONT-09, CONT-12, CONT-14, CONT-15, A64-11,
+/// P-RACE-12, P-RACE-13, P-RACE-14.
+#[test]
+fn every_writer_of_blocks() {
+    let (plain, folded) =
+        (|| read_against_same_frames::<Cont>(false), || read_against_same_frames::<Cont>(true));
+    holds("cont2 read/same frames, plain", plain);
+    holds("cont2 read/same frames, folded", folded);
+    caught("cont2 read/same frames, plain", "cont.read.any_mark", plain);
+    caught("cont2 read/same frames, folded", "cont.read.frame_only", folded);
+    let old = read_against_replace_old::<Cont>;
+    holds("cont2 read/replace old", old);
+    caught("cont2 read/replace old", "cont.read.keep_gathered", old);
+    let fold = || read_and_dirty_against_fold::<Cont>(false);
+    holds("cont2 dirty/fold", fold);
+    caught("cont2 dirty/fold", "cont.convert.no_break", fold);
+    caught("cont2 dirty/fold", "cont.convert.lose_young_dirty", fold);
+    holds("cont2 dirty/aging", dirty_against_block_aging::<Cont>);
+    caught("cont2 dirty/aging", "word.update.not_rmw", dirty_against_block_aging::<Cont>);
+    let protect = store_against_partial_wrprotect::<Cont>;
+    holds("cont2 store/partial wrprotect", protect);
+    caught("cont2 store/partial wrprotect", "cont.wrprotect.no_unfold", protect);
+    holds("cont2 read/flags", || read_against_access_flags::<Cont>(false));
+    holds("cont2 read/flags, write", || read_against_access_flags::<Cont>(true));
+}
+
 /// Rules: CONT-05, CONT-07, CONT-09, CONT-10, CONT-14, CONT-15, P-RACE-12, P-RACE-14.
 #[test]
 fn blocks_of_two() {
@@ -416,5 +562,8 @@ fn blocks_of_four() {
 fn a_block_with_three_threads() {
     holds_with("cont2 read, dirty, unfold", Bounds::at_most(3), || {
         dirty_against_unfold::<Cont>(true);
+    });
+    holds_with("cont2 read, dirty, fold", Bounds::at_most(2), || {
+        read_and_dirty_against_fold::<Cont>(true);
     });
 }

@@ -8,7 +8,7 @@ use crate::unshare::{is_of_file, unshared_pages};
 use crate::{FastPolicy, GupFlags, Sink};
 use mm_arch::{AccessKind, Arch, Entry, Level, Pinned, VirtAddr, VirtRange, respect};
 use mm_folio::{FolioFlags, FolioRun, FolioSpace, MemMap, RefKind};
-use mm_pgtable::{PageTables, Slot, Step, TableSpace, View};
+use mm_pgtable::{PageTables, Run, Slot, Step, TableSpace, View};
 use mm_sync::{SeqCount, mutant};
 use mm_vma::{Event, Observer};
 
@@ -204,11 +204,8 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
             if !page.is_large() {
                 return Reached { index, stopped: false };
             }
-            let early = if mutant!("gup.batch.scan_first") {
-                scan(ptes, index, head, page.pages_left().min(end - index))
-            } else {
-                0
-            };
+            let early = mutant!("gup.batch.scan_first")
+                .then(|| scan(ptes, index, head, page.pages_left().min(end - index)));
             // A guess at what the run will have: the folio is not held yet.
             let whole = B::WHOLE && last_was_whole;
             let guess = if whole { page.pages_left().min(end - index) } else { 1 };
@@ -228,8 +225,9 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
             let folio = refs.folio();
             let left = (folio.nr_pages() - folio.index_of(pfn)) as usize;
             let left = left.min(end - index);
-            let mut n = if early > 0 { early } else { scan(ptes, index, head, left) };
-            self.observer.event(Event::EntriesRead, n as u64 - 1);
+            let run = early.unwrap_or_else(|| scan(ptes, index, head, left));
+            let mut n = run.nr();
+            self.observer.event(Event::EntriesRead, run.looks() as u64 - 1);
             if !head.is_writable(Level::Pte) {
                 n = unshared_pages::<K, S>(None, flags, folio, pfn, n);
                 if n == 0 {
@@ -336,19 +334,19 @@ fn is_unchanged<S: TableSpace>(
         && (mutant!("gup.no_pte_recheck") || ptes.pte(index) == entry)
 }
 
-/// Length of the run of `head` at `index`, at most `left`, in the table.
+/// The run of `head` at `index`, at most `left` entries, in the table.
 #[inline(always)]
-fn scan<S: TableSpace>(
-    ptes: &View<'_, S, Pinned>,
+fn scan<'v, S: TableSpace>(
+    ptes: &View<'v, S, Pinned>,
     index: usize,
     head: <S::Arch as Arch>::Entry,
     left: usize,
-) -> usize {
+) -> Run<'v> {
     let limit = ptes.limit(index).at_most(left);
     if mutant!("gup.batch.ignore_write") {
-        return ptes.run::<{ respect::NOTHING }>(index, head, limit).nr();
+        return ptes.run::<{ respect::NOTHING }>(index, head, limit);
     }
-    ptes.run::<{ respect::WRITE }>(index, head, limit).nr()
+    ptes.run::<{ respect::WRITE }>(index, head, limit)
 }
 
 fn leaf_index<S: TableSpace>(slot: &Slot<'_, S>, va: VirtAddr) -> usize {

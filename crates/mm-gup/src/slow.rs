@@ -286,7 +286,7 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
                 table.run::<{ respect::WRITE | respect::MERGE_YOUNG_DIRTY }>(index, entry, limit);
             n = run.nr();
             dirty |= run.any_dirty();
-            self.observer.event(Event::EntriesRead, n as u64 - 1);
+            self.observer.event(Event::EntriesRead, run.looks() as u64 - 1);
         }
         if !writable {
             n = unshared_pages::<K, P>(Some(vma), self.flags, folio, pfn, n);

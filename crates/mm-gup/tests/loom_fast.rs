@@ -374,6 +374,23 @@ fn a_pinned_run_is_not_shared_on_other_formats() {
     race("cont, pin W vs share, tail", || pin_and_share::<C>(2, true, 1, Run), mutants);
 }
 
+/// The same on blocks: the run comes from one look at each of them, the tail is in the
+/// head's block or in the next.
+///
+/// Rules: GUPF-16, GUPF-17, GUPF-20, CONT-10, CONT-16, P-RACE-17, P-RACE-20, P-RACE-31.
+#[test]
+fn a_run_of_blocks_is_not_shared_or_somebody_elses() {
+    type C = ModelCont<4, 2>;
+    let mutants = &["gup.batch.scan_first", "cont.take.no_unfold"];
+    race("cont, pin W vs share, next block", || pin_and_share::<C>(2, true, 3, Run), mutants);
+    let mutants = &["gup.excl.head_only", "scan.rmb+word.read"];
+    race("cont, pin R vs share, tail", || pin_and_share::<C>(2, false, 1, Run), mutants);
+    holds("cont, pin W vs share, by page", || pin_and_share::<C>(2, true, 1, Page));
+    race("cont, get vs zap", || zap_and_realloc::<C, Get>(1, Run), &["gup.no_pte_recheck"]);
+    holds("cont, pin vs zap, by page", || zap_and_realloc::<C, Pin>(1, Page));
+    race("cont, get vs table free", || get_and_free_table::<C>(Run), &["table.free_now"]);
+}
+
 /// One thread pins all pages but gives up if a fork came in, another forks.
 fn pin_and_fork<A: Arch>(order: u32, policy: FastPolicy) {
     let w = world::<A>(order, true);

@@ -275,6 +275,14 @@ fn change_present<B: Strategy, P: RmapPlatform>(
             new
         }
     });
+    // A run folds the blocks in it; the last entry of a block, put back alone, those
+    // before it.
+    if let Some(folio) = folio.filter(|_| run.nr() == 1) {
+        let before = folio.index_of(e.pfn(Level::Pte)) as usize + 1;
+        if before >= P::Arch::CONT {
+            table.fold(i);
+        }
+    }
     run.nr()
 }
 

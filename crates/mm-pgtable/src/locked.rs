@@ -90,6 +90,12 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         S::Arch::set(self.view.table(), self.view.at(index), e, &self.tables.tlb());
         self.view.desc().count(i32::from(!e.is_none()) - i32::from(!old.is_none()));
     }
+    /// Folds the block that ends at `index`, where the format has blocks and the entries
+    /// allow it (rules CONT-03, CONT-04); whether it did. The caller knows that the pages
+    /// of the block belong to one folio.
+    pub fn fold(&mut self, index: usize) -> bool {
+        S::Arch::fold(self.view.table(), self.view.at(index), &self.tables.tlb())
+    }
     /// Takes one entry; `owed` grows if a CPU may hold the old value.
     pub fn take(&mut self, index: usize, owed: &mut Flush<'_, S::Tlb>) -> E<S> {
         let mut old = E::<S>::NONE;

@@ -43,6 +43,7 @@ impl BatchLimit {
 pub struct Run<'v> {
     first: u32,
     nr: NonZeroU32,
+    looks: u32,
     any_writable: bool,
     any_young: bool,
     any_dirty: bool,
@@ -55,6 +56,7 @@ impl Run<'_> {
         Run {
             first: first as u32,
             nr: NonZeroU32::new(b.nr as u32).unwrap_or(NonZeroU32::MIN),
+            looks: b.looks as u32,
             any_writable: b.any_writable,
             any_young: b.any_young,
             any_dirty: b.any_dirty,
@@ -75,6 +77,11 @@ impl Run<'_> {
     #[inline]
     pub const fn count(&self) -> NonZeroU32 {
         self.nr
+    }
+    /// Entries that were looked at to find the run: of a folded block it is one.
+    #[inline]
+    pub const fn looks(&self) -> usize {
+        self.looks as usize
     }
     /// With `MERGE_WRITE`: whether some entry is writable.
     #[inline]

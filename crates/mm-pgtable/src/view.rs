@@ -103,7 +103,13 @@ impl<'g, S: TableSpace, R: Right> View<'g, S, R> {
     pub fn single(&self, index: usize) -> Run<'g> {
         Run::new(
             index,
-            mm_arch::Batch { nr: 1, any_writable: false, any_young: false, any_dirty: false },
+            mm_arch::Batch {
+                nr: 1,
+                looks: 1,
+                any_writable: false,
+                any_young: false,
+                any_dirty: false,
+            },
         )
     }
     /// Number of empty entries from `index` on, at most `limit`.

@@ -1,10 +1,14 @@
 //! The same programs on every entry format, and on several CPUs at once.
 
+use mm_arch::cont::ContEntry;
 use mm_arch::model::{ModelCont, ModelPair, ModelWord};
 use mm_arch::{Arch, VirtAddr, VirtRange};
+use mm_arm64::{Arm64, Granule4K};
 use mm_fault::{OrderMode, ThpMode};
 use mm_gup::GupFlags;
 use mm_map::Advice;
+use mm_pgtable::Step;
+use mm_riscv::{Riscv, Sv57};
 use mm_sim::{Machine, MachineConfig, Pinned, Preset, Process, Shadow, audit, leaks};
 use mm_vma::{Platform, VmaFlags};
 use mm_x86::X86_64;
@@ -96,6 +100,53 @@ fn two_words() {
 #[test]
 fn contiguous_blocks() {
     Preset::ALL.iter().for_each(|p| program::<ModelCont<512, 16>>(*p));
+}
+#[test]
+fn arm64() {
+    Preset::ALL.iter().for_each(|p| program::<Arm64<Granule4K>>(*p));
+}
+#[test]
+fn riscv() {
+    Preset::ALL.iter().for_each(|p| program::<Riscv<Sv57>>(*p));
+}
+
+/// Folios at aligned addresses are folded, fork folds the child's, a store to one page
+/// takes its block apart; and a pin looks at each block once.
+///
+/// Rules: CONT-02, CONT-07, CONT-16, GUPF-16.
+#[test]
+fn blocks_are_folded_and_taken_by_hint() {
+    type A = Arm64<Granule4K>;
+    let m = machine::<A>(Preset::Best, 1);
+    let p = m.spawn().expect("process");
+    p.mmap_anon(pages(0, 64), RW).expect("mmap");
+    (0..64).for_each(|i| p.store(page(i), i).expect("store"));
+    let folded = |p: &Process<A>| {
+        let walk = p.mm().tables().pin();
+        let marked = |i: &u64| match walk.walk(page(*i)) {
+            Step::Table(_, ptes) => ptes.pte(ptes.index_of(page(*i))).is_cont(),
+            _ => false,
+        };
+        (0..64).filter(marked).count()
+    };
+    assert_eq!(folded(&p), 64);
+    let looks = |n: usize| {
+        let seen = || m.host().observer().entries_read.get();
+        let before = seen();
+        let pin = p.pin(page(0), n, GupFlags::WRITE).expect("pin");
+        assert_eq!(pin.nr_pages(), n);
+        seen() - before
+    };
+    assert_eq!(looks(64), 4, "four folios, one look at each");
+    let child = p.fork().expect("fork");
+    assert_eq!((folded(&p), folded(&child)), (64, 64));
+    child.store(page(20), 7).expect("store");
+    assert_eq!((folded(&p), folded(&child)), (64, 48));
+    assert_eq!(child.load(page(21)), Ok(21));
+    child.exit();
+    p.exit();
+    m.settle();
+    assert_eq!(leaks(&m), []);
 }
 
 /// CPUs fault, fork, pin and unmap at once; afterwards every audit holds.

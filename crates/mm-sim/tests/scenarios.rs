@@ -4,6 +4,8 @@
 
 use mm_arch::Arch;
 use mm_arch::model::{ModelCont, ModelPair};
+use mm_arm64::{Arm64, Granule4K};
+use mm_riscv::{Riscv, Sv39, Sv48};
 use mm_scenario::corpus::{self, Entry};
 use mm_scenario::observe::{Body, Record};
 use mm_scenario::{Mode, Scenario, first_difference};
@@ -161,6 +163,19 @@ fn best_differs_from_series_where_it_should() {
         let [series, best] = [Preset::Series, Preset::Best].map(|p| faults(&printed(entry, p)));
         assert_eq!(series != best, differs.contains(name), "{name}: {series:?}, best {best:?}");
     }
+}
+
+/// Blocks of sixteen pages, folded and taken apart under every policy.
+///
+/// Rules: CONT-02, CONT-06, CONT-07, CONT-08.
+#[test]
+fn arm64_under_every_policy() {
+    Preset::ALL.iter().for_each(|preset| all_pass::<Arm64<Granule4K>>(*preset));
+}
+#[test]
+fn riscv() {
+    all_pass::<Riscv<Sv39>>(Preset::Linux618);
+    all_pass::<Riscv<Sv48>>(Preset::Series);
 }
 
 /// Whatever allocation fails: no panic, no leak, and every audit holds.

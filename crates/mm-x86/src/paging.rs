@@ -178,7 +178,8 @@ impl<M: Mode> Arch for Paging<M> {
                 M::Cell::scan::<R>(cells, head.bits(), FRAME_STEP.wrapping_neg(), ignore)
             }
         };
-        let mut batch = Batch { nr, any_writable: false, any_young: false, any_dirty: false };
+        let mut batch =
+            Batch { nr, looks: nr, any_writable: false, any_young: false, any_dirty: false };
         if MODE & (respect::MERGE_WRITE | respect::MERGE_YOUNG_DIRTY) != 0 {
             // The head's facts are those of the caller's copy (rule BATCH-08).
             let rest = cells[1..nr].iter().map(|c| Self::Entry::from_bits(c.read::<Held>()));

@@ -384,6 +384,7 @@ fn oracle<A: Arch, const MODE: u8>(table: &A::Table, index: usize, max: usize) -
     let head = A::read::<Held>(table, index);
     let mut b = Batch {
         nr: 1,
+        looks: 1,
         any_writable: head.is_writable(PTE),
         any_young: head.is_young(),
         any_dirty: head.is_dirty(),
