@@ -195,7 +195,7 @@ fn one_entry_unfolds_its_block() {
 
 /// What hardware marked anywhere in a block is in every entry afterwards.
 ///
-/// Rules: CONT-05, CONT-09, CONT-11.
+/// Rules: ACC-01, ACC-02, CONT-05, CONT-09, CONT-11.
 #[test]
 fn accessed_and_dirty_are_those_of_the_block() {
     for marked in [0, 7, 15] {

@@ -179,7 +179,7 @@ fn a_protection_round_trip_keeps_dirt_and_permission() {
     assert!(e.is_dirty() && !e.is_writable(PTE));
 }
 
-/// Rules: A64-07, A64-09.
+/// Rules: A64-07, A64-09, MM-059.
 #[test]
 fn present_without_being_valid() {
     let shared = E::leaf(Pfn::new(0x200), A::prot(prot(RW, true)), PMD);
@@ -191,6 +191,13 @@ fn present_without_being_valid() {
     assert!(none.is_leaf(PMD) && none.is_protnone(PMD));
     for e in [split, none] {
         assert!(!e.may_be_cached(false, PMD) && e.may_be_cached(true, PMD), "{e:?}");
+    }
+    // Exactly one of nothing, a table, a leaf and an entry without a translation.
+    let table = E::table(TableFrame::new(Pfn::new(0x300)), PMD);
+    for e in [shared, split, none, table, E::from_bits(0x1640), E::from_bits(0x17c0), E::NONE] {
+        let kinds =
+            [e.is_none(), e.is_leaf(PMD), e.as_table(PMD).is_some(), e.nonpresent(PMD).is_some()];
+        assert_eq!(kinds.iter().filter(|k| **k).count(), 1, "{e:?}: {kinds:?}");
     }
     assert!(shared.may_be_cached(false, PMD) && !E::from_bits(0x1040).may_be_cached(true, PTE));
     // Leaves of 1 GiB exist only with small pages.
