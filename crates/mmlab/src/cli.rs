@@ -21,6 +21,8 @@ pub enum Command {
     Run(crate::run::Args),
     /// Times and counts GUP over a region, as the kernel's gup_test does.
     GupTest(crate::gup_test::GupTestArgs),
+    /// Explains page-table entries, and makes them.
+    Pte(crate::pte::Args),
     /// Prints the tables of the patch series: before, after, published.
     Repro(crate::repro::ReproArgs),
 }

@@ -1,6 +1,8 @@
 //! The entry formats that commands know: the one place where they are listed.
 
 use crate::cli;
+use crate::pte::{self, Decoded, Spec};
+use mm_arch::Level;
 use mm_arch::explain::Explain;
 use mm_arm64::{Arm64, Granule4K, Granule4KLpa2, Granule16K, Granule64K};
 use mm_riscv::{Riscv, Sv39, Sv48, Sv57};
@@ -14,11 +16,19 @@ pub struct Format {
     /// Its name on command lines.
     pub name: &'static str,
     /// Bytes of a page.
-    page_size: u64,
+    pub page_size: u64,
+    /// Its levels, root first.
+    pub levels: &'static [Level],
+    /// Base pages under one entry of a level, as an order.
+    pub order: fn(Level) -> u32,
     /// Runs a scenario on a machine of it.
     pub run: Run<Record>,
     /// Runs a scenario and prints the entries behind what it observes.
     pub dump: Run<TableDump>,
+    /// Explains a raw value.
+    pub decode: fn(u64, Level) -> Decoded,
+    /// Makes the raw value of an entry.
+    pub encode: fn(&Spec, Level) -> Result<u64, String>,
 }
 
 /// Runs a scenario that prints `T`.
@@ -56,6 +66,10 @@ impl Format {
             page_size: 1 << A::PAGE_SHIFT,
             run: mm_sim::run::<A>,
             dump: mm_sim::run_dumping::<A>,
+            levels: A::LEVELS,
+            order: A::order,
+            decode: pte::decode::<A>,
+            encode: pte::encode::<A>,
         }
     }
     /// The format of a name.

@@ -7,6 +7,7 @@ mod bed;
 mod cli;
 mod formats;
 mod gup_test;
+mod pte;
 mod report;
 mod repro;
 mod run;
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
     match cli.command {
         cli::Command::Run(args) => run::main(&args),
         cli::Command::GupTest(args) => gup_test::main(&args),
+        cli::Command::Pte(args) => pte::main(&args),
         cli::Command::Repro(args) => repro::main(&args),
     }
 }

@@ -112,6 +112,103 @@ fn what_a_format_lacks_is_not_applicable() {
     assert!(text(&out.stderr).contains("x86-pae has no uffd-wp"));
 }
 
+/// Vectors of real kernels and of the manuals, in words.
+#[test]
+fn entries_are_explained() {
+    for (args, says) in [
+        (&["x86_64", "8000000000000867"][..], &["maps frame 0x0", "readable, writable"][..]),
+        (&["x86_64", "8400000000000825"], &["SAVED_DIRTY  1", "accessed, dirty, soft-dirty"]),
+        (&["x86_64", "8000000000000065"], &["shadow stack"]),
+        (&["x86_64-noshstk", "8000000000000065"], &["fault", "there is none here"]),
+        (&["x86_64", "0"], &["empty"]),
+        (&["x86_64", "07fffffffffbfe08"], &["device 0, slot 0x200", "exclusive"]),
+        (&["x86_64", "1000067", "--level", "pmd"], &["points to the table in frame 0x1000"]),
+        (&["arm64-4k", "00f8000012340f43"], &["frame 0x12340", "CONT      1"]),
+    ] {
+        let mut all = vec!["pte", "decode", "--arch"];
+        all.extend(args);
+        let out = mmlab(&all);
+        assert_eq!(out.status.code(), Some(0), "{args:?}");
+        let shown = text(&out.stdout);
+        assert!(says.iter().all(|s| shown.contains(s)), "{args:?}: {shown}");
+        // Nobody reads colours in a pipe.
+        assert!(!shown.contains('\u{1b}'), "{args:?}");
+        all.extend(["--color", "always"]);
+        assert!(text(&mmlab(&all).stdout).contains('\u{1b}'), "{args:?}");
+        all.extend(["--json"]);
+        let out = mmlab(&all);
+        let json: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
+        assert_eq!(json["arch"], args[0]);
+    }
+}
+
+/// What is encoded decodes to what was asked for, without a fault.
+#[test]
+fn entries_are_made() {
+    let encode = |args: &[&str]| {
+        let out = mmlab(&[&["pte", "encode", "--arch"][..], args].concat());
+        assert_eq!(out.status.code(), Some(0), "{args:?}: {}", text(&out.stderr));
+        text(&out.stdout).trim_end().to_owned()
+    };
+    let written = ["--writable", "--dirty", "--young"];
+    for (args, raw) in [
+        (&["x86_64", "--pfn", "0x12345"][..], "0x8000000012345005"),
+        (&[&["x86_64", "--pfn", "74565"], &written[..]].concat(), "0x8000000012345867"),
+        (&["x86_64", "--swap", "0:0x200", "--exclusive"], "0x07fffffffffbfe08"),
+        (&[&["arm64-4k", "--pfn", "0x12340"], &written[..]].concat(), "0x00e8000012340f43"),
+    ] {
+        assert_eq!(encode(args), raw, "{args:?}");
+    }
+    let kinds: [&[&str]; 5] = [
+        &["--pfn", "0x1000", "--prot", "rwx", "--young"],
+        &["--pfn", "0x1000", "--prot", "none"],
+        &["--swap", "3:77"],
+        &["--migration", "write:0x1234"],
+        &["--marker", "guard"],
+    ];
+    for arch in ["x86_64", "x86_64-la57", "x86-pae", "arm64-4k", "arm64-64k", "riscv-sv39"] {
+        for kind in kinds {
+            let raw = encode(&[&[arch], kind].concat());
+            let out = mmlab(&["pte", "decode", "--json", "--arch", arch, &raw]);
+            let json: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
+            assert_eq!(json["faults"], serde_json::json!([]), "{arch} {kind:?} {raw}");
+        }
+    }
+}
+
+#[test]
+fn bad_entries() {
+    let decode = |args: &[&str], says: &[&str]| {
+        assert_bad_input(&[&["pte", "decode"][..], args].concat(), says);
+    };
+    decode(&[], &["--arch", "x86_64", "arm64-4k", "riscv-sv39"]);
+    decode(&["1"], &["--arch", "x86_64", "arm64-4k", "riscv-sv39"]);
+    decode(&["--arch", "vax", "1"], &["vax", "x86_64", "arm64-4k", "riscv-sv39"]);
+    decode(&["--arch", "x86_64"], &["hexadecimal"]);
+    decode(&["--arch", "x86_64", "zz"], &["zz", "hexadecimal"]);
+    decode(&["--arch", "x86_64", "12345678123456781"], &["12345678123456781", "64 bits"]);
+    decode(&["--arch", "x86_64", "1", "--level", "p4d"], &["p4d", "pud, pgd"]);
+    decode(&["--arch", "x86_64", "1", "--level", "leaf"], &["leaf", "pmd"]);
+    let encode = |args: &[&str], says: &[&str]| {
+        assert_bad_input(&[&["pte", "encode", "--arch"][..], args].concat(), says);
+    };
+    encode(&["x86_64"], &["--pfn", "--swap"]);
+    encode(&["x86_64", "--pfn", "0x12345", "--level", "pmd"], &["0x12345", "order 9"]);
+    encode(&["x86_64", "--pfn", "0x10000000000000"], &["0x10000000000000", "40"]);
+    encode(&["x86_64", "--pfn", "1", "--level", "pgd"], &["Pgd"]);
+    encode(&["x86_64", "--pfn", "1", "--table", "2"], &["--pfn", "--table"]);
+    encode(&["x86_64", "--pfn", "1", "--exclusive"], &["--exclusive", "leaf"]);
+    encode(&["x86_64", "--pfn", "one"], &["one"]);
+    encode(&["x86_64", "--swap", "24:1"], &["24"]);
+    encode(&["x86_64", "--swap", "0"], &["DEVICE:OFFSET"]);
+    encode(&["x86_64", "--swap", "0:1", "--writable"], &["--writable"]);
+    encode(&["x86_64", "--marker", "magic"], &["magic", "guard"]);
+    encode(&["x86_64", "--table", "1"], &["pte"]);
+    encode(&["x86-pae", "--pfn", "1", "--uffd-wp"], &["x86-pae", "uffd-wp"]);
+    encode(&["arm64-4k", "--pfn", "1", "--shadow-stack"], &["arm64-4k", "shadow-stack"]);
+    encode(&["arm64-4k", "--pfn", "1", "--pkey", "3"], &["arm64-4k", "protection-key"]);
+}
+
 #[test]
 fn what_is_not_built_is_named_and_counts_as_failed() {
     let dir = folder("not-built");
@@ -177,6 +274,8 @@ fn nobody_reads_the_output() {
         &["run", &s, "--memory", "1M"][..],
         &["run", &s, "--memory", "1M", "--check"],
         &["gup-test", "-m", "1"],
+        &["pte", "decode", "--arch", "x86_64", "1", "2"],
+        &["pte", "encode", "--arch", "x86_64", "--pfn", "1"],
         &["gup-test", "-m", "1", "--json"],
     ] {
         let (reader, writer) = std::io::pipe().expect("pipe");
