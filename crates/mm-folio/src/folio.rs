@@ -201,7 +201,8 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         }
         // Acquire pairs with the Release of the guard's drop.
         let old = flags.fetch_or(locked, ord!("folio.lock", Acquire));
-        (old & locked == 0).then_some(FolioLockGuard { folio: *self, _not_send: PhantomData })
+        // Made only if the lock is ours: a guard that is dropped unlocks.
+        (old & locked == 0).then(|| FolioLockGuard { folio: *self, _not_send: PhantomData })
     }
     /// Waits for the folio lock. The caller holds a reference and neither a
     /// table lock nor a quiescence guard (rule LOCK-01).

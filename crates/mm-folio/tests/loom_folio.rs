@@ -505,6 +505,33 @@ fn the_folio_lock_excludes() {
     race("folio_lock", model, &["folio.lock", "folio.unlock"]);
 }
 
+/// An attempt that fails leaves the lock to whoever has it: a second one fails, too.
+/// Rules: FOLIO-47.
+#[test]
+fn a_failed_attempt_at_the_folio_lock_changes_nothing() {
+    fn model() {
+        let map = map(0);
+        let page = new_anon(&map, 0, 0).head();
+        let other = spawn({
+            let map = map.clone();
+            move || {
+                for _ in 0..2 {
+                    if let Some(_held) = map.folio(page).try_lock() {
+                        assert!(map.folio(page).try_lock().is_none(), "we have it");
+                    }
+                }
+            }
+        });
+        if let Some(_held) = map.folio(page).try_lock() {
+            for _ in 0..2 {
+                assert!(map.folio(page).has(mm_folio::FolioFlags::LOCKED), "somebody gave it up");
+            }
+        }
+        other.join().expect("joins");
+    }
+    race("failed_folio_lock", model, &[]);
+}
+
 /// Rules: FOLIO-39.
 #[test]
 fn a_reader_never_takes_a_tree_for_a_file() {

@@ -86,7 +86,7 @@ fn unmap_folio<P: RmapPlatform>(
     at: u64,
 ) {
     let folio = locked.folio();
-    if folio.is_mapped() {
+    if folio.is_mapped() && !mm_sync::mutant!("map.evict.no_unmap") {
         let nr = u64::from(folio.nr_pages());
         unmap_object(policy, cache.platform(), cache.id(), at, nr, Pages::OfObject);
     }

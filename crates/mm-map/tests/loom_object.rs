@@ -1,5 +1,6 @@
-//! Loom models of stores that a file waits for. Faults and unmapping are the
-//! production code; the object is a page cache with nothing behind it.
+//! Loom models of pages that leave their object while somebody faults on them, and
+//! of stores that a file waits for. Faults and unmapping are the production code; the
+//! object is a page cache with nothing behind it.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p mm-map --profile loom --test loom_object
@@ -10,7 +11,7 @@ use mm_arch::model::ModelWord;
 use mm_arch::{Arch, Entry, Level, VirtAddr, VirtRange};
 use mm_fault::{FaultFlags, FaultPolicy, ThpPolicy, handle_fault};
 use mm_folio::{FileId, FolioFlags, FolioRun, Get};
-use mm_map::{MapPolicy, Pages, exit, mmap_backing, unmap_object};
+use mm_map::{MapPolicy, Pages, evict_range, exit, mmap_backing, unmap_object};
 use mm_pgtable::{LockedEntry, TablesStay};
 use mm_rmap::model::{ModelConfig, ModelPlatform, machine};
 use mm_sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -49,6 +50,12 @@ impl Object {
         cache.insert(0, &new).expect("room");
         drop(new);
         Arc::new(Object { cache, nr_pages: AtomicU64::new(1), notifies })
+    }
+    /// As a truncation to nothing does it.
+    fn truncate(&self) {
+        self.nr_pages.store(0, Relaxed);
+        unmap_object(&MAP, self.cache.platform(), FileId(1), 0, 1, Pages::All);
+        evict_range(&MAP, &self.cache, 0, 1);
     }
 }
 
@@ -123,6 +130,31 @@ fn race(name: &str, model: impl Fn() + Copy + Send + Sync + 'static, mutants: &[
     for mutant in mutants {
         caught(name, mutant, model);
     }
+}
+
+/// T: size, unmap, lock, unmap, take out. F: find, lock, look, map. A page that is in
+/// no object must not be mapped.
+/// Rules: F-RACE-37.
+#[test]
+fn truncation_vs_fault() {
+    race(
+        "truncation_vs_fault",
+        || {
+            let (p, object, mm) = setup(false);
+            drop(mm.0.tables().ensure_table(stay(), page(0)).expect("tables"));
+            let t = {
+                let object = object.clone();
+                spawn(move || object.truncate())
+            };
+            fault(&mm.0, FaultFlags::empty());
+            t.join().expect("thread");
+            assert!(object.cache.folios().is_empty());
+            assert!(entry(&mm.0).is_none(), "a page that belongs to nobody is mapped");
+            exit(&MAP, &mm.0);
+            assert_eq!(p.folios_in_use(), 0);
+        },
+        &["fault.file.no_mapping_check", "map.evict.no_unmap"],
+    );
 }
 
 /// W: finds the entry read-only, gives its lock back, locks the page, announces the
