@@ -205,6 +205,25 @@ fn a_pin_that_nobody_answers_for_is_reported() {
     assert_eq!(found(&m, &p), []);
 }
 
+/// A pin whose references went back as references: folios and frames look right.
+///
+/// Rules: PIN-17.
+#[test]
+fn a_pin_that_was_not_released_is_reported() {
+    let (m, p) = filled();
+    let mut out = mm_gup::Runs::new();
+    let (handler, range) = (p.gup_handler(), pages(3, 1));
+    let gup = mm_gup::Gup::new(p.mm(), &handler);
+    assert_eq!(gup.pin_fast(range.start(), 1, GupFlags::WRITE, &mut out), Ok(1));
+    for run in out.take() {
+        m.host().memmap().put_run::<mm_folio::Pin>(run);
+    }
+    drop(handler);
+    p.exit();
+    m.settle();
+    assert_eq!(leaks(&m), [AuditViolation::PinsLeaked { acquired: 1, released: 0 }]);
+}
+
 /// Rules: ACC-05, ACC-15.
 #[test]
 fn a_lost_dirty_bit_is_reported() {

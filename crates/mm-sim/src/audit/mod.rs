@@ -204,4 +204,12 @@ pub enum AuditViolation {
         /// Frames now.
         got: u64,
     },
+    /// Pins were acquired that were not released, or more than that (rule PIN-17).
+    #[error("{acquired} pins acquired, {released} released")]
+    PinsLeaked {
+        /// Pages pinned so far.
+        acquired: u64,
+        /// Pages unpinned so far.
+        released: u64,
+    },
 }

@@ -87,6 +87,11 @@ pub fn leaks<A: Arch, O: Events>(machine: &Machine<A, O>) -> Vec<AuditViolation>
     if got != expected {
         found.push(AuditViolation::FramesLeaked { expected, got });
     }
+    let stats = host.memmap().stats();
+    let (acquired, released) = (stats.foll_pin_acquired.get(), stats.foll_pin_released.get());
+    if acquired != released {
+        found.push(AuditViolation::PinsLeaked { acquired, released });
+    }
     found
 }
 
