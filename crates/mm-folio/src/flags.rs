@@ -43,6 +43,10 @@ bitflags::bitflags! {
         const HWPOISON = 1 << 17;
         /// Device-private memory: cannot be pinned (rule RMAP-14).
         const DEVICE_PRIVATE = 1 << 18;
+        /// Secret memory: never handed to GUP (rule GUPF-14).
+        const SECRET = 1 << 19;
+        /// Memory of a peer device, for who asks for it (rule PIN-04).
+        const PEER = 1 << 20;
 
         /// What must not be set when the last reference goes (rule FOLIO-11).
         const BAD_AT_FREE = Self::LOCKED.bits() | Self::WRITEBACK.bits() | Self::SWAPCACHE.bits();

@@ -141,6 +141,14 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         old & flags.bits() != 0
     }
 
+    /// Whether a pin may hold the folio without a bound in time (rule PIN-08).
+    /// Whoever hands out the memory says so by [`FolioFlags::NO_LONGTERM`]. The zero
+    /// page is nobody's to move.
+    #[inline]
+    pub fn is_longterm_pinnable(&self) -> bool {
+        self.is_zero_page() || !self.has(FolioFlags::NO_LONGTERM)
+    }
+
     // ---- mapping
 
     fn set_mapping(&self, word: u64, index: u64) {

@@ -6,7 +6,8 @@ use mm_arch::VirtAddr;
 /// Why GUP stopped before its first page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GupErrorKind {
-    /// Flags that exclude each other, or that callers may not set.
+    /// Flags that exclude each other, or that callers may not set; populating: a
+    /// mapping that does not suit.
     Invalid,
     /// The range passes the end of the address space.
     Overflow,
@@ -24,6 +25,12 @@ pub enum GupErrorKind {
     Interrupted,
     /// The page is not there at once, and the caller does not wait for it.
     Again,
+    /// A peer's memory, which was not asked for.
+    Peer,
+    /// The folio must move for this pin, and cannot now.
+    Busy,
+    /// Populating: nothing is mapped there.
+    Unmapped,
 }
 
 /// GUP stopped before its first page. After the first page an error is
@@ -53,6 +60,9 @@ impl GupError {
             GupErrorKind::NoFolio => "EEXIST",
             GupErrorKind::Interrupted => "EINTR",
             GupErrorKind::Again => "EAGAIN",
+            GupErrorKind::Peer => "EREMOTEIO",
+            GupErrorKind::Busy => "EBUSY",
+            GupErrorKind::Unmapped => "ENOMEM",
         }
     }
 }
@@ -60,7 +70,7 @@ impl GupError {
 impl fmt::Display for GupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let why = match self.kind {
-            GupErrorKind::Invalid => "flags exclude each other",
+            GupErrorKind::Invalid => "flags exclude each other or the mapping does not suit",
             GupErrorKind::Overflow => "range passes the end of the address space",
             GupErrorKind::Fault => "not mapped, or access not allowed",
             GupErrorKind::NoMemory => "no memory, or reference count at its limit",
@@ -69,6 +79,9 @@ impl fmt::Display for GupError {
             GupErrorKind::NoFolio => "frame without a folio",
             GupErrorKind::Interrupted => "fatal signal pending",
             GupErrorKind::Again => "fault would have to wait",
+            GupErrorKind::Peer => "memory of a peer device",
+            GupErrorKind::Busy => "folio cannot be moved now",
+            GupErrorKind::Unmapped => "not mapped",
         };
         write!(f, "{} at {}: {why}", self.errno(), self.va)
     }

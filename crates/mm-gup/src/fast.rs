@@ -7,7 +7,7 @@ use crate::policy::{Batching, HeadThenRest, PerPage, Whole};
 use crate::unshare::{is_of_file, unshared_pages};
 use crate::{FastPolicy, GupFlags, Sink};
 use mm_arch::{AccessKind, Arch, Entry, Level, Pinned, VirtAddr, VirtRange, respect};
-use mm_folio::{FolioFlags, FolioRun, FolioSpace, MemMap, RefKind};
+use mm_folio::{Folio, FolioFlags, FolioRun, FolioSpace, MemMap, RefKind};
 use mm_pgtable::{PageTables, Run, Slot, Step, TableSpace, View};
 use mm_sync::{SeqCount, mutant};
 use mm_vma::{Event, Observer};
@@ -81,12 +81,20 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
         // rarer. The slow path knows the mapping.
         if K::PINS
             && flags.contains(GupFlags::WRITE | GupFlags::LONGTERM)
-            && out.any_from(before, &mut |page| is_of_file(self.map.folio(page)))
+            && self.any_of_file(out, before)
         {
             out.give_back::<K, S>(self.map, before);
             return 0;
         }
         got
+    }
+
+    /// Whether a page behind the first `from` of `out` is of a file.
+    #[cold]
+    fn any_of_file(&self, out: &impl Sink, from: usize) -> bool {
+        let mut any = false;
+        out.each_run(self.map, from, |run| any |= is_of_file(self.map.folio(run.head)));
+        any
     }
 
     fn range<K: RefKind, B: Batching, const WRITE: bool>(
@@ -139,6 +147,7 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
         // The caller stays in the table. Said again, so that no entry of the loop
         // needs to ask.
         let end = (first + want).min(S::Arch::nr_entries(Level::Pte));
+        let facts = forbidden(flags);
         let mut index = first;
         while index < end {
             let head = ptes.pte(index);
@@ -156,6 +165,7 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
                 }
                 continue;
             }
+            let early = mutant!("gup.longterm.early") && !is_forbidden(self.map.folio(pfn), facts);
             // From here on nobody can free, split or collapse the folio, or
             // share its pages, without noticing: the grab ends in a full barrier.
             let Some(refs) = page.grab::<K>(1) else { break };
@@ -166,6 +176,7 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
             // way out of every panic would live in memory.
             let held = refs.into_run(0);
             if !is_unchanged(pmd, ptes, index, head)
+                || !early && is_forbidden(folio, facts)
                 || !head.is_writable(Level::Pte)
                     && unshared_pages::<K, S>(None, flags, folio, pfn, 1) == 0
             {
@@ -197,6 +208,7 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
         out: &mut impl Sink,
     ) -> Reached {
         let end = end.min(S::Arch::nr_entries(Level::Pte));
+        let facts = forbidden(flags);
         let mut last_was_whole = true;
         loop {
             let pfn = head.pfn(Level::Pte);
@@ -206,6 +218,8 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
             }
             let early = mutant!("gup.batch.scan_first")
                 .then(|| scan(ptes, index, head, page.pages_left().min(end - index)));
+            let early_facts =
+                mutant!("gup.longterm.early") && !is_forbidden(self.map.folio(pfn), facts);
             // A guess at what the run will have: the folio is not held yet.
             let whole = B::WHOLE && last_was_whole;
             let guess = if whole { page.pages_left().min(end - index) } else { 1 };
@@ -218,11 +232,11 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
                 continue;
             };
             self.observer.event(Event::Grabs, 1);
-            if !is_unchanged(pmd, ptes, index, head) {
+            let folio = refs.folio();
+            if !is_unchanged(pmd, ptes, index, head) || !early_facts && is_forbidden(folio, facts) {
                 break;
             }
             self.observer.event(Event::Atomics, if K::PINS { 2 } else { 1 });
-            let folio = refs.folio();
             let left = (folio.nr_pages() - folio.index_of(pfn)) as usize;
             let left = left.min(end - index);
             let run = early.unwrap_or_else(|| scan(ptes, index, head, left));
@@ -243,7 +257,7 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
                 }
             } else if n > guess {
                 // At the limit of the count the head is kept.
-                if refs.grow((n - guess) as u32).is_ok() {
+                if refs.grow((n - guess) as u32).is_ok() || mutant!("gup.rest.unchecked") {
                     self.observer.event(Event::Grabs, 1);
                     self.observer.event(Event::Atomics, if K::PINS { 2 } else { 1 });
                 } else {
@@ -288,6 +302,9 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
             return 0;
         }
         let folio = refs.folio();
+        if is_forbidden(folio, forbidden(flags)) {
+            return 0;
+        }
         // A leaf that the folio does not cover is not one of ours.
         if u64::from(folio.index_of(pfn)) + want as u64 > u64::from(folio.nr_pages()) {
             return 0;
@@ -319,6 +336,22 @@ struct Reached {
 fn may_take<A: Arch, const WRITE: bool>(entry: A::Entry) -> bool {
     let kind = if WRITE { AccessKind::Write } else { AccessKind::Read };
     entry.permits(kind, Level::Pte) && !entry.is_special()
+}
+
+/// Facts of a folio that leave it to the slow path. Looked at behind the grab: whoever
+/// declares a folio to be no longer pinnable for ever, and then looks for users, sees
+/// the grab or is seen (rule P-RACE-23); and by then it is the folio that is mapped
+/// here (rule GUPF-12).
+#[inline(always)]
+fn forbidden(flags: GupFlags) -> FolioFlags {
+    let mut facts = flags.forbidden();
+    facts.set(FolioFlags::NO_LONGTERM, flags.contains(GupFlags::LONGTERM));
+    facts
+}
+
+#[inline(always)]
+fn is_forbidden<S: FolioSpace>(folio: Folio<'_, S>, facts: FolioFlags) -> bool {
+    folio.flags().intersects(facts)
 }
 
 /// The second look, behind the grab: it may not be the page that is mapped here

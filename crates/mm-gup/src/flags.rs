@@ -1,5 +1,7 @@
 //! What the caller of GUP asks for.
 
+use mm_folio::FolioFlags;
+
 bitflags::bitflags! {
     /// `FOLL_*` flags, with the kernel's values (rule FOLL-01). Whether pages are
     /// got or pinned is the type of the output, not a flag.
@@ -37,13 +39,17 @@ bitflags::bitflags! {
         const REMOTE = 1 << 18;
         /// Only the fast path.
         const FAST_ONLY = 1 << 20;
+        /// Errors of mappings are those of `madvise`.
+        const MADV_POPULATE = 1 << 22;
     }
 }
 
 impl GupFlags {
     /// Flags that only entry points of this crate set (rule FOLL-03).
-    pub const INTERNAL: GupFlags =
-        GupFlags::TOUCH.union(GupFlags::REMOTE).union(GupFlags::FAST_ONLY);
+    pub const INTERNAL: GupFlags = GupFlags::TOUCH
+        .union(GupFlags::REMOTE)
+        .union(GupFlags::FAST_ONLY)
+        .union(GupFlags::MADV_POPULATE);
     /// Flags that the fast entry points accept (rule GUPF-01).
     pub const FAST: GupFlags = GupFlags::WRITE
         .union(GupFlags::LONGTERM)
@@ -51,4 +57,13 @@ impl GupFlags {
         .union(GupFlags::NOFAULT)
         .union(GupFlags::PCI_P2PDMA)
         .union(GupFlags::HONOR_NUMA_FAULT);
+
+    /// Facts of a folio that forbid to take it, whatever maps it (rules GUPF-14,
+    /// LT-05, PIN-04): secret memory, a peer's memory that was not asked for.
+    #[inline]
+    pub(crate) fn forbidden(self) -> FolioFlags {
+        let mut facts = FolioFlags::SECRET;
+        facts.set(FolioFlags::PEER, !self.contains(GupFlags::PCI_P2PDMA));
+        facts
+    }
 }

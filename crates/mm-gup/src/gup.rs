@@ -1,8 +1,8 @@
 //! The entry points.
 
 use crate::fast::Walk;
-use crate::slow::Slow;
-use crate::{FaultHandler, GupError, GupErrorKind, GupFlags, GupPolicy, Sink};
+use crate::slow::{Found, Slow};
+use crate::{FaultHandler, GupError, GupErrorKind, GupFlags, GupPolicy, Migrator, Sink};
 use mm_arch::{Arch, VirtAddr, VirtRange};
 use mm_folio::{Get, Pin, RefKind};
 use mm_vma::{Mm, Observer, Platform};
@@ -12,14 +12,15 @@ use mm_vma::{Mm, Observer, Platform};
 /// The `get` calls take references, the `pin` calls pins (rule PIN-18): references
 /// for users of the page's record, pins for users of its bytes. The output owns
 /// what it receives.
-pub struct Gup<'a, P: Platform, H, O = ()> {
-    mm: &'a Mm<P>,
-    handler: &'a H,
+pub struct Gup<'a, P: Platform, H, O = (), G = ()> {
+    pub(crate) mm: &'a Mm<P>,
+    pub(crate) handler: &'a H,
     observer: &'a O,
+    pub(crate) migrator: &'a G,
     policy: GupPolicy,
 }
 
-impl<P: Platform, H, O> core::fmt::Debug for Gup<'_, P, H, O> {
+impl<P: Platform, H, O, G> core::fmt::Debug for Gup<'_, P, H, O, G> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Gup").field("mm", self.mm).field("policy", &self.policy).finish()
     }
@@ -28,11 +29,11 @@ impl<P: Platform, H, O> core::fmt::Debug for Gup<'_, P, H, O> {
 impl<'a, P: Platform, H: FaultHandler<P>> Gup<'a, P, H, ()> {
     /// GUP on `mm`, with faults resolved by `handler`, everything in runs.
     pub fn new(mm: &'a Mm<P>, handler: &'a H) -> Self {
-        Gup { mm, handler, observer: &(), policy: GupPolicy::default() }
+        Gup { mm, handler, observer: &(), migrator: &(), policy: GupPolicy::default() }
     }
 }
 
-impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Gup<'a, P, H, O> {
+impl<'a, P: Platform, H: FaultHandler<P>, O: Observer, G: Migrator<P>> Gup<'a, P, H, O, G> {
     /// The same with another policy.
     #[must_use]
     pub fn with_policy(self, policy: GupPolicy) -> Self {
@@ -40,8 +41,15 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Gup<'a, P, H, O> {
     }
     /// The same, heard by `observer`.
     #[must_use]
-    pub fn observed_by<N: Observer>(self, observer: &'a N) -> Gup<'a, P, H, N> {
-        Gup { mm: self.mm, handler: self.handler, observer, policy: self.policy }
+    pub fn observed_by<N: Observer>(self, observer: &'a N) -> Gup<'a, P, H, N, G> {
+        let Gup { mm, handler, migrator, policy, .. } = self;
+        Gup { mm, handler, observer, migrator, policy }
+    }
+    /// The same; folios that a long-term pin must not hold are moved by `migrator`.
+    #[must_use]
+    pub fn with_migrator<N: Migrator<P>>(self, migrator: &'a N) -> Gup<'a, P, H, O, N> {
+        let Gup { mm, handler, observer, policy, .. } = self;
+        Gup { mm, handler, observer, migrator, policy }
     }
 
     /// Pins up to `nr` pages from `va` on: lockless as far as that goes, then by
@@ -116,8 +124,7 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Gup<'a, P, H, O> {
         flags: GupFlags,
         out: &mut impl Sink,
     ) -> Result<usize, GupError> {
-        check_flags::<Pin>(va, flags)?;
-        self.slow::<Pin>(va, nr, flags | GupFlags::TOUCH, out)
+        self.locked::<Pin>(va, nr, flags, GupFlags::TOUCH, out)
     }
     /// Takes references of up to `nr` pages, as [`pin`](Self::pin).
     ///
@@ -131,8 +138,7 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Gup<'a, P, H, O> {
         flags: GupFlags,
         out: &mut impl Sink,
     ) -> Result<usize, GupError> {
-        check_flags::<Get>(va, flags)?;
-        self.slow::<Get>(va, nr, flags | GupFlags::TOUCH, out)
+        self.locked::<Get>(va, nr, flags, GupFlags::TOUCH, out)
     }
     /// As [`get`](Self::get) for an address space that is not the caller's.
     ///
@@ -146,8 +152,7 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Gup<'a, P, H, O> {
         flags: GupFlags,
         out: &mut impl Sink,
     ) -> Result<usize, GupError> {
-        check_flags::<Get>(va, flags)?;
-        self.slow::<Get>(va, nr, flags | GupFlags::TOUCH | GupFlags::REMOTE, out)
+        self.locked::<Get>(va, nr, flags, GupFlags::TOUCH | GupFlags::REMOTE, out)
     }
     /// As [`pin`](Self::pin) for an address space that is not the caller's.
     ///
@@ -161,8 +166,20 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Gup<'a, P, H, O> {
         flags: GupFlags,
         out: &mut impl Sink,
     ) -> Result<usize, GupError> {
-        check_flags::<Pin>(va, flags)?;
-        self.slow::<Pin>(va, nr, flags | GupFlags::TOUCH | GupFlags::REMOTE, out)
+        self.locked::<Pin>(va, nr, flags, GupFlags::TOUCH | GupFlags::REMOTE, out)
+    }
+
+    /// An entry point of the slow path, which adds `internal` to the caller's flags.
+    fn locked<K: RefKind>(
+        &self,
+        va: VirtAddr,
+        nr: usize,
+        flags: GupFlags,
+        internal: GupFlags,
+        out: &mut impl Sink,
+    ) -> Result<usize, GupError> {
+        check_flags::<K>(va, flags)?;
+        self.slow::<K>(va, nr, flags | internal, out)
     }
 
     fn fast<K: RefKind>(
@@ -202,7 +219,11 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Gup<'a, P, H, O> {
     }
 
     /// Checks the range and says that pins are coming (rules GUPF-02, PIN-12).
-    fn prepare<K: RefKind>(&self, va: VirtAddr, nr: usize) -> Result<VirtAddr, GupError> {
+    pub(crate) fn prepare<K: RefKind>(
+        &self,
+        va: VirtAddr,
+        nr: usize,
+    ) -> Result<VirtAddr, GupError> {
         let va = va.align_down(P::Arch::PAGE_SHIFT);
         let range = VirtRange::units(va, nr as u64, P::Arch::PAGE_SHIFT)
             .map_err(|_| GupError::new(va, GupErrorKind::Overflow))?;
@@ -215,7 +236,7 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Gup<'a, P, H, O> {
         Ok(va)
     }
 
-    fn slow<K: RefKind>(
+    pub(crate) fn slow<K: RefKind>(
         &self,
         va: VirtAddr,
         nr: usize,
@@ -226,14 +247,15 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Gup<'a, P, H, O> {
             return Ok(0);
         }
         let va = self.prepare::<K>(va, nr)?;
-        let slow = Slow {
-            mm: self.mm,
-            handler: self.handler,
-            observer: self.observer,
-            policy: self.policy.slow,
-            flags,
-        };
-        in_rooms(va, nr, P::Arch::PAGE_SHIFT, out, |at, nr, out| slow.take::<K>(at, nr, out))
+        let request = self.request(flags, Found::Held);
+        self.long_term::<K, _>(va, flags, out, |out| {
+            in_rooms(va, nr, P::Arch::PAGE_SHIFT, out, |at, nr, out| request.take::<K>(at, nr, out))
+        })
+    }
+
+    pub(crate) fn request(&self, flags: GupFlags, found: Found) -> Slow<'a, P, H, O> {
+        let Gup { mm, handler, observer, policy, .. } = *self;
+        Slow { mm, handler, observer, policy: policy.slow, flags, found }
     }
 }
 

@@ -44,8 +44,8 @@
 //! # Not here
 //!
 //! hugetlbfs, devices and files (they join with their own mappings); splitting a
-//! PMD leaf on request ([`GupFlags::SPLIT_PMD`] is refused); migration before
-//! long-term pins.
+//! PMD leaf on request ([`GupFlags::SPLIT_PMD`] is refused). Moving folios before a
+//! long-term pin is left to a [`Migrator`].
 //!
 //! # Example
 //!
@@ -60,7 +60,9 @@ pub mod fast;
 mod fault;
 mod flags;
 mod gup;
+mod longterm;
 mod policy;
+mod populate;
 mod sink;
 mod slow;
 mod unpin;
@@ -70,6 +72,11 @@ pub use error::{GupError, GupErrorKind};
 pub use fault::{FaultError, FaultHandler, GupFault, Resolved};
 pub use flags::GupFlags;
 pub use gup::Gup;
+pub use longterm::{MigrateError, Migrator};
 pub use policy::{FastPolicy, GupPolicy, SlowPolicy};
+pub use populate::OnError;
 pub use sink::{Pages, Runs, Sink};
-pub use unpin::{put_pages, put_runs, unpin_pages, unpin_pages_dirty, unpin_run_dirty, unpin_runs};
+pub use unpin::{
+    put_pages, put_runs, unpin_pages, unpin_pages_dirty, unpin_range_dirty, unpin_run_dirty,
+    unpin_runs,
+};

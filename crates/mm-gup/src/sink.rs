@@ -16,11 +16,15 @@ pub trait Sink {
     }
     /// Number of pages so far.
     fn pages(&self) -> usize;
-    /// Whether `is` says yes of a page behind the first `from`; of several that are
-    /// of one run it may be asked about one.
-    fn any_from(&self, from: usize, is: &mut dyn FnMut(Pfn) -> bool) -> bool;
+    /// Calls `f` for the runs of all pages behind the first `from`.
+    fn each_run<F: FolioSpace>(&self, map: &MemMap<F>, from: usize, f: impl FnMut(FolioRun));
+    /// Forgets all pages behind the first `keep`.
+    fn truncate(&mut self, keep: usize);
     /// Gives back the references of all pages behind the first `keep`.
-    fn give_back<K: RefKind, F: FolioSpace>(&mut self, map: &MemMap<F>, keep: usize);
+    fn give_back<K: RefKind, F: FolioSpace>(&mut self, map: &MemMap<F>, keep: usize) {
+        self.each_run(map, keep, |run| crate::unpin::give_back_run::<K, F>(map, run));
+        self.truncate(keep);
+    }
     /// Makes room for up to `nr` more pages, and says for how many there is: no
     /// `push` of that many allocates. 0 means that there is no memory.
     fn reserve(&mut self, nr: usize) -> usize;
@@ -67,12 +71,11 @@ impl Sink for Pages<'_> {
     fn pages(&self) -> usize {
         self.nr
     }
-    fn any_from(&self, from: usize, is: &mut dyn FnMut(Pfn) -> bool) -> bool {
-        self.out[from..self.nr].iter().any(|page| is(*page))
+    fn each_run<F: FolioSpace>(&self, map: &MemMap<F>, from: usize, f: impl FnMut(FolioRun)) {
+        crate::unpin::groups(map, &self.out[from..self.nr], f);
     }
-    fn give_back<K: RefKind, F: FolioSpace>(&mut self, map: &MemMap<F>, keep: usize) {
-        crate::unpin::give_back_pages::<K, F>(map, &self.out[keep..self.nr]);
-        self.nr = keep;
+    fn truncate(&mut self, keep: usize) {
+        self.nr = self.nr.min(keep);
     }
     fn reserve(&mut self, nr: usize) -> usize {
         // All or nothing: a request for more than the output holds is a mistake.
@@ -123,32 +126,24 @@ impl Sink for Runs {
     fn pages(&self) -> usize {
         self.nr
     }
-    fn any_from(&self, from: usize, is: &mut dyn FnMut(Pfn) -> bool) -> bool {
-        let mut end = self.nr;
-        for run in self.runs.iter().rev() {
-            if end <= from {
-                return false;
+    fn each_run<F: FolioSpace>(&self, _: &MemMap<F>, from: usize, mut f: impl FnMut(FolioRun)) {
+        let mut skip = from;
+        for run in &self.runs {
+            let here = skip.min(run.nr as usize) as u32;
+            skip -= here as usize;
+            if here < run.nr {
+                f(FolioRun { head: run.head, first: run.first + here, nr: run.nr - here });
             }
-            // Its last page is behind the first `from`.
-            if is(run.head.add(u64::from(run.first + run.nr - 1))) {
-                return true;
-            }
-            end -= run.nr as usize;
         }
-        false
     }
-    fn give_back<K: RefKind, F: FolioSpace>(&mut self, map: &MemMap<F>, keep: usize) {
+    fn truncate(&mut self, keep: usize) {
         while self.nr > keep {
-            let Some(mut last) = self.runs.pop() else { return };
-            let excess = (self.nr - keep).min(last.nr as usize) as u32;
-            last.nr -= excess;
-            self.nr -= excess as usize;
-            crate::unpin::give_back_run::<K, F>(
-                map,
-                FolioRun { head: last.head, first: last.first + last.nr, nr: excess },
-            );
-            if last.nr > 0 {
-                self.runs.push(last);
+            let Some(last) = self.runs.last_mut() else { return };
+            let excess = (self.nr - keep).min(last.nr as usize);
+            last.nr -= excess as u32;
+            self.nr -= excess;
+            if last.nr == 0 {
+                self.runs.pop();
             }
         }
     }

@@ -32,13 +32,20 @@ impl<'m, P: Platform, K: RefKind> RunBuf<'m, P, K> {
     }
     fn push(&mut self, run: FolioRun) {
         self.runs[self.nr] = run;
+        self.count(run.nr as usize);
+    }
+    /// A run of `n` pages that nothing is held of.
+    fn count(&mut self, n: usize) {
         self.nr += 1;
-        self.pages += run.nr as usize;
+        self.pages += n;
+    }
+    fn held(&self) -> impl Iterator<Item = &FolioRun> {
+        self.runs[..self.nr].iter().filter(|run| run.nr > 0)
     }
     /// Hands everything to `out`; number of pages.
     fn fill(mut self, out: &mut impl Sink) -> usize {
         let mut counted = 0;
-        for run in &self.runs[..self.nr] {
+        for run in self.held() {
             counted += crate::unpin::counted(self.map, run);
             out.push(*run);
         }
@@ -52,7 +59,7 @@ impl<'m, P: Platform, K: RefKind> RunBuf<'m, P, K> {
 
 impl<P: Platform, K: RefKind> Drop for RunBuf<'_, P, K> {
     fn drop(&mut self) {
-        for run in &self.runs[..self.nr] {
+        for run in self.held() {
             self.map.put_run::<K>(*run);
         }
     }
@@ -70,6 +77,15 @@ enum Followed {
     Error(GupErrorKind),
 }
 
+/// What is done with pages that may be taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Found {
+    /// They are held and handed out.
+    Held,
+    /// They are counted: the caller only wants them to be there (rule POP-04).
+    Counted,
+}
+
 /// One request.
 pub(crate) struct Slow<'a, P: Platform, H, O> {
     pub mm: &'a Mm<P>,
@@ -77,6 +93,7 @@ pub(crate) struct Slow<'a, P: Platform, H, O> {
     pub observer: &'a O,
     pub policy: SlowPolicy,
     pub flags: GupFlags,
+    pub found: Found,
 }
 
 impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
@@ -123,8 +140,8 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         let vmas = guard.take().unwrap_or_else(|| self.mm.read());
         let followed = {
             // No stack is grown on behalf of GUP (rule GUPS-32).
-            let vma = vmas.find(at).ok_or(GupErrorKind::Fault)?;
-            check_vma(vma, self.flags)?;
+            let vma = vmas.find(at).ok_or(self.mapping_error(GupErrorKind::Unmapped))?;
+            check_vma(vma, self.flags).map_err(|_| self.mapping_error(GupErrorKind::Invalid))?;
             let left = vma.range().bytes_after(at) >> P::Arch::PAGE_SHIFT;
             let want = want.min(usize::try_from(left).unwrap_or(usize::MAX));
             self.follow::<K>(&vmas, vma, at, want, out)
@@ -142,8 +159,13 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         Ok(0)
     }
 
+    /// What a mapping that is not there, or does not suit, is called (rule POP-03).
+    fn mapping_error(&self, of_madvise: GupErrorKind) -> GupErrorKind {
+        if self.flags.contains(GupFlags::MADV_POPULATE) { of_madvise } else { GupErrorKind::Fault }
+    }
+
     /// Rules GUPS-30, GUPS-31.
-    fn fault_in(
+    pub(crate) fn fault_in(
         &self,
         vmas: MmRead<'a, P>,
         at: VirtAddr,
@@ -272,7 +294,7 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
             return Some(Followed::Error(GupErrorKind::Fault));
         }
         if !has_folio {
-            return Some(Followed::Error(self.no_folio()));
+            return self.no_folio(buf).err();
         }
         let folio = map.folio(pfn);
         let (mut n, mut dirty) = (1, entry.is_dirty());
@@ -308,6 +330,16 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         n: usize,
         buf: &mut RunBuf<'_, P, K>,
     ) -> Result<(), Followed> {
+        let facts = folio.flags() & self.flags.forbidden();
+        if !facts.is_empty() {
+            let peer = facts == FolioFlags::PEER;
+            let kind = if peer { GupErrorKind::Peer } else { GupErrorKind::Fault };
+            return Err(Followed::Error(kind));
+        }
+        if self.found == Found::Counted {
+            buf.count(n);
+            return Ok(());
+        }
         let refs =
             folio.grab::<K>(n as u32).map_err(|_| Followed::Error(GupErrorKind::NoMemory))?;
         self.observer.event(Event::Grabs, 1);
@@ -360,7 +392,7 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         let map = self.mm.platform().memmap();
         let head = entry.pfn(Level::Pmd);
         if !map.contains(head) {
-            return Followed::Error(self.no_folio());
+            return self.no_folio(buf).map_or_else(|stop| stop, |()| Followed::Pages(1));
         }
         let folio = map.folio(head);
         let huge_zero = map.is_huge_zero(head);
@@ -391,14 +423,17 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         }
     }
 
-    /// The entry maps a frame that the memory map does not know (rules GUPS-06,
-    /// GUPS-14).
-    fn no_folio(&self) -> GupErrorKind {
+    /// The entry maps a frame that the memory map does not know: one page, for
+    /// whoever counts (rules GUPS-06, GUPS-14).
+    fn no_folio<K: RefKind>(&self, buf: &mut RunBuf<'_, P, K>) -> Result<(), Followed> {
         if self.flags.contains(GupFlags::DUMP) {
-            GupErrorKind::Fault
-        } else {
-            GupErrorKind::NoFolio
+            return Err(Followed::Error(GupErrorKind::Fault));
         }
+        if self.found == Found::Held {
+            return Err(Followed::Error(GupErrorKind::NoFolio));
+        }
+        buf.count(1);
+        Ok(())
     }
 
     /// Rule GUPS-29.

@@ -7,7 +7,7 @@ use mm_folio::{FolioFlags, FolioRun, FolioSpace, Get, MemMap, Pin, RefKind};
 /// Calls `f` for each group of consecutive entries of `pages` that belong to one
 /// folio (rule PIN-13): head, index of the first, number of entries.
 #[inline]
-fn groups<F: FolioSpace>(map: &MemMap<F>, pages: &[Pfn], mut f: impl FnMut(FolioRun)) {
+pub(crate) fn groups<F: FolioSpace>(map: &MemMap<F>, pages: &[Pfn], mut f: impl FnMut(FolioRun)) {
     let mut rest = pages;
     while let Some(&pfn) = rest.first() {
         // Every entry owns a reference, so the folio is stable.
@@ -37,25 +37,33 @@ pub(crate) fn give_back_run<K: RefKind, F: FolioSpace>(map: &MemMap<F>, run: Fol
     map.put_run::<K>(run);
 }
 
-pub(crate) fn give_back_pages<K: RefKind, F: FolioSpace>(map: &MemMap<F>, pages: &[Pfn]) {
+/// Gives back one pin per entry, in one step per run of one folio.
+pub fn unpin_pages<F: FolioSpace>(map: &MemMap<F>, pages: &[Pfn]) {
     let mut nr = 0;
     groups(map, pages, |run| {
         nr += counted(map, &run);
-        map.put_run::<K>(run);
+        map.put_run::<Pin>(run);
     });
-    if K::PINS {
-        released(map, nr);
-    }
-}
-
-/// Gives back one pin per entry, in one step per run of one folio.
-pub fn unpin_pages<F: FolioSpace>(map: &MemMap<F>, pages: &[Pfn]) {
-    give_back_pages::<Pin, F>(map, pages);
+    released(map, nr);
 }
 
 /// As [`unpin_pages`], and marks each folio dirty first.
 pub fn unpin_pages_dirty<F: FolioSpace>(map: &MemMap<F>, pages: &[Pfn]) {
     groups(map, pages, |run| unpin_run_dirty(map, run));
+}
+
+/// Gives back one pin of each of the `nr` pages from `first` on, which are
+/// consecutive frames of one or more folios, and marks the folios dirty first.
+pub fn unpin_range_dirty<F: FolioSpace>(map: &MemMap<F>, first: Pfn, nr: u64) {
+    let mut done = 0;
+    while done < nr {
+        let pfn = first.add(done);
+        let folio = map.folio(pfn);
+        let index = folio.index_of(pfn);
+        let n = u64::from(folio.nr_pages() - index).min(nr - done);
+        unpin_run_dirty(map, FolioRun { head: folio.head(), first: index, nr: n as u32 });
+        done += n;
+    }
 }
 
 /// Gives back one reference per entry, page by page, as its users do.

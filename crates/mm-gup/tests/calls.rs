@@ -56,6 +56,7 @@ fn flags_have_the_values_of_the_kernel() {
         (GupFlags::TOUCH, 16),
         (GupFlags::REMOTE, 18),
         (GupFlags::FAST_ONLY, 20),
+        (GupFlags::MADV_POPULATE, 22),
     ];
     for (flag, bit) in bits {
         assert_eq!(flag.bits(), 1 << bit, "{flag:?}");

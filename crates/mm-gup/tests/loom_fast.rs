@@ -8,6 +8,8 @@
 //! | P-RACE-04, P-RACE-18, P-RACE-31 | pin; share a page | `a_pinned_page_is_not_shared`, `a_pinned_run_is_not_shared` |
 //! | P-RACE-03, P-RACE-30 | pin; fork | `a_pinned_page_is_not_forked`, `a_fork_learns_of_the_first_pin` |
 //! | P-RACE-02 | get; free the table | `a_table_is_not_freed_under_a_walk` |
+//! | P-RACE-23 | pin for ever; say that the folio must move | `a_page_that_must_move_is_not_pinned_for_ever` |
+//! | P-RACE-19 | get; get, at the limit of the count | `a_second_grab_that_fails_loses_nothing` |
 //! | P-RACE-05 | get; detach the table, count references | `a_referenced_page_is_not_collapsed` |
 //!
 //! Sites on this path that no model here can tell from `Relaxed` or nothing, and
@@ -36,8 +38,8 @@ use mm_arch::model::{ModelCont, ModelPair, ModelWord};
 use mm_arch::{Arch, Entry, Level, Live, Pfn, Protection, SpaceId, VirtAddr, VirtRange, WriteKind};
 use mm_fault::{FaultFlags, FaultPolicy, ThpPolicy, handle_fault};
 use mm_folio::{
-    AllocError, AnonId, Exclusivity, FolioRef, FolioRun, FolioSource, FolioSpace, Get, HasPinned,
-    MemMap, MmId, Pin, RefKind,
+    AllocError, AnonId, Exclusivity, FolioFlags, FolioRef, FolioRun, FolioSource, FolioSpace, Get,
+    HasPinned, MemMap, MmId, Pin, RefKind,
 };
 use mm_gup::{FastPolicy, Gup, GupFlags, Pages, fast::Walk, put_pages, unpin_pages};
 use mm_map::{MapPolicy, exit, fork, mmap_anon};
@@ -528,6 +530,66 @@ fn a_referenced_page_is_not_collapsed() {
     }
 }
 
+/// One thread pins for ever unless it may not, another declares that and, if nobody
+/// holds the folio, moves it away.
+fn pin_and_isolate(order: u32, policy: FastPolicy) {
+    let w = world::<ModelWord<4>>(order, true);
+    let pinner = spawn({
+        let w = w.clone();
+        move || w.take::<Pin>(policy, w.nr(), WRITE | GupFlags::LONGTERM)
+    });
+    let folio = w.map.folio(FIRST);
+    folio.set_flag(FolioFlags::NO_LONGTERM);
+    // The entry is the same afterwards, as if the move had been given up late.
+    let moved = folio.freeze(w.nr() as u32);
+    if moved {
+        folio.unfreeze(w.nr() as u32);
+    }
+    let got = pinner.join().expect("joins");
+    assert!(!(moved && !got.is_empty()), "pinned for ever where it must not be");
+    w.give_back::<Pin>(&got);
+    assert_eq!(w.extra(), (0, 0));
+}
+
+/// Rules: GUPF-24, LT-04, PIN-05, P-RACE-23.
+#[test]
+fn a_page_that_must_move_is_not_pinned_for_ever() {
+    let mutants = &["gup.longterm.early"];
+    race("pin L vs isolate", || pin_and_isolate(0, Page), mutants);
+    race("pin L vs isolate, run of 4", || pin_and_isolate(2, Run), mutants);
+    race("pin L vs isolate, whole", || pin_and_isolate(2, Whole), mutants);
+}
+
+/// Two threads take pages of a folio whose count has room for only some of them.
+fn two_at_the_limit(policy: FastPolicy) {
+    let w = world::<ModelWord<4>>(2, true);
+    let folio = w.map.folio(FIRST);
+    // Room for five: a head and a rest, and a head.
+    let room = i32::MAX as u32 - folio.refcount() as u32 - 5;
+    let full = folio.grab::<Get>(room).expect("fits").into_run(0);
+    let other = spawn({
+        let w = w.clone();
+        move || w.take::<Get>(policy, w.nr(), WRITE)
+    });
+    let mine = w.take::<Get>(policy, w.nr(), WRITE);
+    let other = other.join().expect("joins");
+    w.map.put_run::<Get>(full);
+    let held = (mine.len() + other.len()) as i32;
+    assert!(held > 0 && held <= 5, "more than fit, or none at all");
+    assert_eq!(w.extra(), (held, 0), "one reference per page that came back");
+    w.give_back::<Get>(&mine);
+    w.give_back::<Get>(&other);
+    assert_eq!(w.extra(), (0, 0));
+}
+
+/// Rules: GUPF-18, PIN-11, PIN-19, P-RACE-19.
+#[test]
+fn a_second_grab_that_fails_loses_nothing() {
+    race("two at the limit, page", || two_at_the_limit(Page), &[]);
+    race("two at the limit, run", || two_at_the_limit(Run), &["gup.rest.unchecked"]);
+    race("two at the limit, whole", || two_at_the_limit(Whole), &[]);
+}
+
 /// Every named site of this path is caught by a model, but for those that the
 /// head of this file explains.
 ///
@@ -535,12 +597,13 @@ fn a_referenced_page_is_not_collapsed() {
 #[test]
 fn every_site_is_needed() {
     type W = ModelWord<4>;
-    let models: [(&str, fn()); 7] = [
+    let models: [(&str, fn()); 8] = [
         ("get vs zap", || zap_and_realloc::<W, Get>(0, Page)),
         ("pin W vs share", || pin_and_share::<W>(2, true, 1, Run)),
         ("pin R vs share", || pin_and_share::<W>(2, false, 1, Run)),
         ("pin R vs share, whole", || pin_and_share::<W>(2, false, 1, Whole)),
         ("pin vs fork", || pin_and_fork::<W>(0, Page)),
+        ("pin L vs isolate", || pin_and_isolate(0, Page)),
         ("get vs table free", || get_and_free_table::<W>(Page)),
         ("get vs collapse", || get_and_collapse(0, Page)),
     ];

@@ -58,11 +58,11 @@ impl Sink for Unlocked<'_> {
     fn pages(&self) -> usize {
         self.out.pages()
     }
-    fn any_from(&self, from: usize, is: &mut dyn FnMut(Pfn) -> bool) -> bool {
-        self.out.any_from(from, is)
+    fn each_run<F: FolioSpace>(&self, map: &MemMap<F>, from: usize, f: impl FnMut(FolioRun)) {
+        self.out.each_run(map, from, f);
     }
-    fn give_back<K: RefKind, F: FolioSpace>(&mut self, map: &MemMap<F>, keep: usize) {
-        self.out.give_back::<K, F>(map, keep);
+    fn truncate(&mut self, keep: usize) {
+        self.out.truncate(keep);
     }
     fn reserve(&mut self, nr: usize) -> usize {
         self.out.reserve(nr)

@@ -3,7 +3,7 @@
 use super::{Outcome, Runner, Step};
 use crate::RunError;
 use crate::events::Events;
-use mm_arch::{Arch, Rights, VirtAddr, VirtRange};
+use mm_arch::{AccessKind, Arch, Rights, VirtAddr, VirtRange};
 use mm_map::{ForkError, MapError, OldPlace, WpChange};
 use mm_scenario::{
     Advice, Line, MapSource, Op, ProcId, Prot, Range, RegionId, Sharing, UffdAction, UffdMode,
@@ -94,6 +94,15 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
         advice: Advice,
     ) -> Step {
         let range = self.span(range)?;
+        let populate = match advice {
+            Advice::PopulateRead => Some(AccessKind::Read),
+            Advice::PopulateWrite => Some(AccessKind::Write),
+            _ => None,
+        };
+        if let Some(access) = populate {
+            let r = self.proc(proc)?.process.populate(range, access);
+            return self.done(line, r, |e| e.errno());
+        }
         let asked = match advice {
             Advice::HugePage => mm_map::Advice::HugePage,
             Advice::NoHugePage => mm_map::Advice::NoHugePage,

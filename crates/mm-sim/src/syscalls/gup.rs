@@ -3,7 +3,7 @@
 
 use crate::events::{EventCounts, Events};
 use crate::{Host, Process};
-use mm_arch::{Arch, Pfn, VirtAddr};
+use mm_arch::{AccessKind, Arch, Pfn, VirtAddr, VirtRange};
 use mm_fault::{FaultFlags, FaultOutcome, handle_fault};
 use mm_folio::{FolioFlags, FolioRun, FrameBytes};
 use mm_gup::{FaultError, FaultHandler, Gup, GupError, GupFault, GupFlags, Resolved, Runs};
@@ -153,6 +153,22 @@ impl<A: Arch, O: Events> Process<A, O> {
         ForGup(self)
     }
 
+    fn with_gup<T>(&self, call: impl FnOnce(&Gup<'_, Host<A, O>, ForGup<'_, A, O>, O>) -> T) -> T {
+        let handler = ForGup(self);
+        let gup = Gup::new(self.mm(), &handler)
+            .with_policy(self.host().policy().gup)
+            .observed_by(self.host().observer());
+        call(&gup)
+    }
+    /// `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE`.
+    ///
+    /// # Errors
+    ///
+    /// At the first page that cannot be had.
+    pub fn populate(&self, range: VirtRange, access: AccessKind) -> Result<(), GupError> {
+        let nr = range.nr(A::PAGE_SHIFT) as usize;
+        self.with_gup(|gup| gup.populate(range.start(), nr, access))
+    }
     fn hold(
         &self,
         nr: usize,
@@ -160,11 +176,7 @@ impl<A: Arch, O: Events> Process<A, O> {
         take: impl Fn(&Gup<'_, Host<A, O>, ForGup<'_, A, O>, O>, &mut Runs) -> Result<usize, GupError>,
     ) -> Result<Pinned<A, O>, RemoteError> {
         let mut out = Runs::new();
-        let handler = ForGup(self);
-        let gup = Gup::new(self.mm(), &handler)
-            .with_policy(self.host().policy().gup)
-            .observed_by(self.host().observer());
-        let result = take(&gup, &mut out);
+        let result = self.with_gup(|gup| take(gup, &mut out));
         let held =
             Pinned { host: self.host().clone(), runs: out.take(), is_pin, dirty_at_end: false };
         match result {
