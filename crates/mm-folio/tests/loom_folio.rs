@@ -315,7 +315,7 @@ fn unpinning_hands_the_content_over() {
     race("unpin_vs_share, small", model::<0>, &["folio.put", "folio.pinned"]);
 }
 
-/// Rules: PIN-09. Race: P-RACE-27.
+/// Rules: PIN-09, P-RACE-27.
 #[test]
 fn a_count_of_pins_does_not_outlive_the_folio() {
     fn model() {

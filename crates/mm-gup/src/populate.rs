@@ -60,7 +60,6 @@ impl<P: Platform, H: FaultHandler<P>, O: Observer, G: Migrator<P>> Gup<'_, P, H,
 
     /// The first part of `range` that is mapped, and how to populate it; not at all
     /// if there are no flags.
-    #[expect(clippy::type_complexity, reason = "one caller")]
     fn next_part(
         &self,
         range: VirtRange,

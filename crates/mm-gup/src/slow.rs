@@ -5,7 +5,7 @@ use crate::{
     FaultError, FaultHandler, GupError, GupErrorKind, GupFault, GupFlags, Resolved, Sink,
     SlowPolicy,
 };
-use mm_arch::{Arch, Entry, Level, Pfn, VirtAddr, respect};
+use mm_arch::{Arch, Entry, Level, Pfn, VirtAddr, VirtRange, respect};
 use mm_folio::{Folio, FolioFlags, FolioRun, MemMap, RefKind};
 use mm_pgtable::{LockedEntry, LockedPmd, LockedTable};
 use mm_vma::{Event, Interrupt, Mm, MmRead, Observer, Platform, Vma, VmaFlags};
@@ -410,6 +410,11 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         if !writable && unshared_pages::<K, P>(Some(vma), self.flags, folio, head, 1) == 0 {
             return Followed::MustUnshare;
         }
+        let leaf = VirtRange::new(pmd.at().va, 1 << P::Arch::shift(Level::Pmd));
+        debug_assert!(
+            leaf.is_ok_and(|leaf| vma.range().covers(leaf)),
+            "the leaf of {at} leaves its mapping (rule GUPS-11b)"
+        );
         let offset = at.bytes_from(pmd.at().va) >> P::Arch::PAGE_SHIFT;
         let left = (1usize << P::Arch::order(Level::Pmd)) - offset as usize;
         // Every policy takes what is left of a leaf in one step: so does mainline.

@@ -4,10 +4,10 @@
 mod common;
 
 use common::*;
-use mm_arch::{Arch, Entry, Level, NonPresent, Pfn, SwapBits};
+use mm_arch::{Arch, Entry, Level, NonPresent, SwapBits};
 use mm_folio::{FolioFlags, FolioRun, FolioSpace, Get, MemMap, Pin, RefKind};
 use mm_gup::{FaultError, Gup, GupErrorKind, GupFault, GupFlags, Runs, Sink, put_runs, unpin_runs};
-use mm_map::{MapPolicy, exit, fork};
+use mm_map::{Advice, MapPolicy, exit, fork, madvise};
 use mm_pgtable::TableDesc;
 use mm_sync::DefaultLock;
 use mm_vma::{Event, Platform, VmaFlags};
@@ -574,6 +574,31 @@ on_all! {
             drop(full);
             s.finish();
         }
+    }
+
+    /// A mapping that is cut in a leaf has the leaf split first: so a leaf is bounded by
+    /// the request alone, and entries by the mapping, too.
+    ///
+    /// Rules: GUPS-11b, GUPS-13.
+    fn a_leaf_lies_in_one_mapping<A>() {
+        let s = Space::<A>::new(RW);
+        let folio = s.map_pmd(0);
+        let n = per_table::<A>();
+        let taken = s.call::<Get>(How::SlowTable, 1, n as usize - 1, WRITE);
+        assert_eq!((taken.result, s.entry(0).1), (Ok(n as usize - 1), Level::Pmd));
+        s.give_back::<Get>(&taken);
+        let half = mm_arch::VirtRange::units(va::<A>(n / 2), n / 2, A::PAGE_SHIFT);
+        let (policy, half) = (MapPolicy::default(), half.expect("range"));
+        madvise(&policy, &mut s.mm.write(), half, Advice::DontFork).expect("mapped");
+        assert_eq!(s.entry(0).1, Level::Pte);
+        let counts = Counts::default();
+        let gup = Gup::new(&s.mm, &()).observed_by(&counts);
+        let taken = s.call_with::<Get, _, _>(&gup, How::SlowTable, 1, n as usize - 1, WRITE);
+        assert_eq!(taken.result, Ok(n as usize - 1));
+        assert_eq!(counts.of(Event::Walks), 2, "one per mapping");
+        assert_eq!(s.held(folio), (n as i32 - 1, 0));
+        s.give_back::<Get>(&taken);
+        s.finish();
     }
 
     /// Rules: GUPS-13, GUPS-17.
