@@ -27,7 +27,7 @@ use mm_arch::{TableFrame, WriteKind};
 use mm_pgtable::slab::{SlabSpace, slab_space};
 use mm_pgtable::{Gather, LockedEntry, PageTables, Step, TableMemory, TableSpace, TablesStay};
 use mm_sync::model::{Bounds, caught, holds, holds_with};
-use mm_sync::{DefaultRwLock, Quiescence, RwLock, mutant, thread};
+use mm_sync::{DefaultRwLock, RwLock, mutant, thread};
 use std::sync::Arc;
 
 const PTE: Level = Level::Pte;

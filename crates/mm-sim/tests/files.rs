@@ -509,7 +509,25 @@ mod devices {
 mod pins {
     use super::*;
 
-    /// Rules: GUPS-25, LT-05. Rows: S-FP2.
+    /// A short pin for reading holds the page of the file and makes no copy of it.
+    ///
+    /// Rules: GUPS-28.
+    #[test]
+    fn a_short_pin_of_a_private_mapping_holds_the_page_of_the_file() {
+        let m = machine();
+        let (f, p) = (file(&m, 4), process(&m));
+        p.mmap_object(pages(0, 4), RW, f.clone(), 0).expect("mmap");
+        let pin = p.pin(page(0), 4, GupFlags::empty()).expect("pin");
+        assert_eq!((pin.load(2, 0), rss(&p)[0]), (Some(tag(2)), 0), "not unshared");
+        p.store(page(2), 22).expect("store");
+        assert_eq!((p.load(page(2)), pin.load(2, 0)), (Ok(22), Some(tag(2))));
+        f.write(2, 1, &|_, _| 33).expect("written");
+        assert_eq!((p.load(page(2)), pin.load(2, 0)), (Ok(22), Some(33)));
+        m.settle();
+        assert_eq!(audit(&m, [&p], [&pin]), []);
+    }
+
+    /// Rules: GUPS-25, GUPS-28, LT-05. Rows: S-FP2.
     #[test]
     fn a_long_pin_of_a_private_mapping_sees_later_stores() {
         for fast in [false, true] {
