@@ -71,6 +71,9 @@ impl<P: Platform, H: FaultHandler<P>, O: Observer, G: Migrator<P>> Gup<'_, P, H,
     }
 
     fn make_present(&self, va: VirtAddr, nr: usize, flags: GupFlags) -> Result<(), GupError> {
+        if nr == 0 {
+            return Ok(());
+        }
         let va = self.prepare::<Get>(va, nr)?;
         let request = self.request(flags | GupFlags::TOUCH, Found::Counted);
         let mut done = 0;

@@ -212,7 +212,7 @@ fn observations() {
 fn each_operation_has_its_name() {
     let lines = "thp 16kB never|shmem 16kB never|swap off|file g ext4 1|fork p1 p0|exit p0|\
         mmap p0 c 1 anon r private|munmap p0 a|mprotect p0 a r|mremap p0 a resize 1|\
-        madvise p0 a cold|mlock p0 a|munlock p0 a|read p0 a|write p0 a 1|fill p0 a 1|peek p0 a|\
+        madvise p0 a cold|mlock p0 a|munlock p0 a|clearrefs p0|read p0 a|write p0 a 1|fill p0 a 1|peek p0 a|\
         poke p0 a 1|pvread p0 a|pvwrite p0 a 1|dread p0 a f|dwrite p0 a f|pin p0 a y vmsplice|\
         unpin p0 x|pinread p0 x|pinwrite p0 x 1|uffd p0 a protect|ksmscan|fsync f|drop f|\
         truncate f 1|punch f 0+1|note|observe p0 a|faults p0|content p0 a|expect p0 a 1|\
