@@ -19,16 +19,16 @@ type E<P> = <<P as mm_pgtable::TableSpace>::Arch as Arch>::Entry;
 /// back on drop is what makes an early return safe.
 struct RunBuf<'m, P: Platform, K: RefKind> {
     map: &'m MemMap<P>,
-    runs: [FolioRun; RUNS],
+    /// Of the call, not of the walk: a walk for one page must not pay for filling it.
+    runs: &'m mut [FolioRun; RUNS],
     nr: usize,
     pages: usize,
     _kind: core::marker::PhantomData<K>,
 }
 
 impl<'m, P: Platform, K: RefKind> RunBuf<'m, P, K> {
-    fn new(map: &'m MemMap<P>) -> Self {
-        let empty = FolioRun { head: Pfn::new(0), first: 0, nr: 0 };
-        RunBuf { map, runs: [empty; RUNS], nr: 0, pages: 0, _kind: core::marker::PhantomData }
+    fn new(map: &'m MemMap<P>, runs: &'m mut [FolioRun; RUNS]) -> Self {
+        RunBuf { map, runs, nr: 0, pages: 0, _kind: core::marker::PhantomData }
     }
     fn push(&mut self, run: FolioRun) {
         self.runs[self.nr] = run;
@@ -109,9 +109,10 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         let mut guard = Some(self.mm.read());
         let mut done = 0;
         let mut tried = false;
+        let mut runs = [FolioRun { head: Pfn::new(0), first: 0, nr: 0 }; RUNS];
         while done < nr {
             let at = va.add_units(done as u64, P::Arch::PAGE_SHIFT);
-            match self.step::<K>(&mut guard, at, nr - done, tried, out) {
+            match self.step::<K>(&mut guard, &mut runs, at, nr - done, tried, out) {
                 Ok(0) => tried = guard.is_none(),
                 Ok(n) => {
                     done += n;
@@ -129,6 +130,7 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
     fn step<K: RefKind>(
         &self,
         guard: &mut Option<MmRead<'a, P>>,
+        runs: &mut [FolioRun; RUNS],
         at: VirtAddr,
         want: usize,
         tried: bool,
@@ -144,7 +146,7 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
             check_vma(vma, self.flags).map_err(|_| self.mapping_error(GupErrorKind::Invalid))?;
             let left = vma.range().bytes_after(at) >> P::Arch::PAGE_SHIFT;
             let want = want.min(usize::try_from(left).unwrap_or(usize::MAX));
-            self.follow::<K>(&vmas, vma, at, want, out)
+            self.follow::<K>(&vmas, vma, runs, at, want, out)
         };
         let unshare = match followed {
             Followed::Pages(n) => {
@@ -200,11 +202,12 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         &self,
         vmas: &MmRead<'a, P>,
         vma: &Vma,
+        runs: &mut [FolioRun; RUNS],
         at: VirtAddr,
         want: usize,
         out: &mut impl Sink,
     ) -> Followed {
-        let mut buf = RunBuf::<P, K>::new(self.mm.platform().memmap());
+        let mut buf = RunBuf::<P, K>::new(self.mm.platform().memmap(), runs);
         self.observer.event(Event::Walks, 1);
         let stopped = match self.mm.tables().lock_entry(vmas.stay(), at) {
             LockedEntry::Hole => self.hole(vma),
