@@ -46,6 +46,53 @@ pub struct Fault {
     pub what: &'static str,
 }
 
+/// Looks at one value, and reports what is wrong with it.
+pub struct Check<'a> {
+    raw: u64,
+    fields: &'static [Field],
+    report: &'a mut dyn FnMut(Fault),
+}
+
+impl<'a> Check<'a> {
+    /// Of the value `raw`, which consists of `fields`.
+    pub fn new(raw: u64, fields: &'static [Field], report: &'a mut dyn FnMut(Fault)) -> Self {
+        Check { raw, fields, report }
+    }
+    /// The value.
+    pub fn raw(&self) -> u64 {
+        self.raw
+    }
+    /// Whether all of `bits` are set.
+    pub fn has(&self, bits: u64) -> bool {
+        self.raw & bits == bits
+    }
+    /// Reports `bits` if `yes`.
+    pub fn fault(&mut self, yes: bool, bits: u64, what: &'static str) {
+        if yes {
+            (self.report)(Fault { bits, what });
+        }
+    }
+    /// None of `bits` may be set.
+    pub fn clear(&mut self, bits: u64, what: &'static str) {
+        self.fault(self.raw & bits != 0, self.raw & bits, what);
+    }
+    /// All of `bits` must be set.
+    pub fn set(&mut self, bits: u64, what: &'static str) {
+        self.fault(!self.raw & bits != 0, !self.raw & bits, what);
+    }
+    /// The fields of this name must be zero.
+    pub fn zero(&mut self, name: &str, what: &'static str) {
+        let mask = self.fields.iter().filter(|f| f.name == name).fold(0, |m, f| m | f.mask());
+        self.clear(mask, what);
+    }
+}
+
+impl fmt::Debug for Check<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Check({:#x})", self.raw)
+    }
+}
+
 /// What a value stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Meaning {

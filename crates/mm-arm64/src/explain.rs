@@ -6,7 +6,7 @@ use crate::bits::{
 };
 use crate::nonpresent::WHAT;
 use crate::{Arm64, Arm64Entry, Granule, Output};
-use mm_arch::explain::{Explain, Fault, Field};
+use mm_arch::explain::{Check, Explain, Fault, Field};
 use mm_arch::{Entry, Level, NonPresent};
 
 const V: Field = Field::new("VALID", 0, 1, "hardware follows the entry");
@@ -123,100 +123,71 @@ const fn fields<G: Granule>() -> &'static Fields {
     }
 }
 
-/// Collects faults of one value.
-struct Check<'a> {
-    raw: u64,
-    fields: &'static [Field],
-    report: &'a mut dyn FnMut(Fault),
+fn leaf(check: &mut Check<'_>, level: Level, shared: bool) {
+    let raw = check.raw();
+    check.zero("RESERVED", "reserved bits");
+    check.clear(UNUSED, "software bits that no kernel uses");
+    check.clear(NS.mask(), "no user mapping says what is secure");
+    check.set(PRIVILEGED_NO_EXECUTE, "the kernel may execute it");
+    if level == Level::Pte {
+        check.set(TYPE, "a page without the type bit: hardware does not follow it");
+    }
+    if shared {
+        check.set(INNER_SHAREABLE, "not shared: other CPUs miss its stores");
+    }
+    let stuck = check.has(WRITE | READ_ONLY | DIRTY);
+    check.fault(stuck, READ_ONLY, "writable and dirty, and stores fault all the same");
+    let open = raw & (WRITE | READ_ONLY) == 0;
+    check.fault(open, WRITE | READ_ONLY, "stores go through though it is not writable");
+    let protected = check.has(WRITE | UFFD_WP);
+    check.fault(protected, WRITE | UFFD_WP, "writable though userfaultfd protects it");
+    let special = check.has(CONT | SPECIAL);
+    check.fault(special, CONT | SPECIAL, "what has no folio is never part of a block");
+    if raw & VALID != 0 {
+        check.set(NOT_GLOBAL, "global: no user mapping is");
+        let nobody = raw & USER == 0 && raw & USER_NO_EXECUTE != 0;
+        check.fault(nobody, USER, "user mode may not use it: no user mapping is like that");
+    } else {
+        check.clear(CONT, "part of a block that hardware does not follow");
+        // A block under split keeps what it allowed.
+        if level == Level::Pte || raw & (USER | USER_NO_EXECUTE) == USER_NO_EXECUTE {
+            check.clear(USER | WRITE, "permissions in an entry that allows nothing");
+            check.set(USER_NO_EXECUTE, "executable, in an entry that allows nothing");
+        }
+    }
 }
 
-impl Check<'_> {
-    fn fault(&mut self, yes: bool, bits: u64, what: &'static str) {
-        if yes {
-            (self.report)(Fault { bits, what });
-        }
+fn table(check: &mut Check<'_>) {
+    check.zero("RESERVED", "reserved bits");
+    check.zero("IGNORED", "bits that no pointer to a table has");
+    check.set(TABLE_NO_EXECUTE, "the kernel may execute what is below");
+    for name in ["UXNT", "APT", "NST"] {
+        check.zero(name, "takes from what the leaf must decide on");
     }
-    /// None of `bits` may be set.
-    fn clear(&mut self, bits: u64, what: &'static str) {
-        self.fault(self.raw & bits != 0, self.raw & bits, what);
-    }
-    /// All of `bits` must be set.
-    fn set(&mut self, bits: u64, what: &'static str) {
-        self.fault(!self.raw & bits != 0, !self.raw & bits, what);
-    }
-    /// These fields must be zero.
-    fn zero(&mut self, name: &str, what: &'static str) {
-        let mask = self.fields.iter().filter(|f| f.name == name).fold(0, |m, f| m | f.mask());
-        self.clear(mask, what);
-    }
-    fn has(&self, bits: u64) -> bool {
-        self.raw & bits == bits
-    }
+}
 
-    fn leaf(&mut self, level: Level, shared: bool) {
-        let raw = self.raw;
-        self.zero("RESERVED", "reserved bits");
-        self.clear(UNUSED, "software bits that no kernel uses");
-        self.clear(NS.mask(), "no user mapping says what is secure");
-        self.set(PRIVILEGED_NO_EXECUTE, "the kernel may execute it");
-        if level == Level::Pte {
-            self.set(TYPE, "a page without the type bit: hardware does not follow it");
+fn nonpresent<G: Granule>(check: &mut Check<'_>, e: Arm64Entry<G>, level: Level) {
+    let raw = check.raw();
+    let place = matches!(level, Level::Pte | Level::Pmd);
+    check.fault(!place, raw, "a table of this level holds no entry without a translation");
+    let Some(what) = e.nonpresent(level) else {
+        check.fault(place && raw & WHAT == 0, raw, "flags of nothing");
+        for name in ["ZERO", "UNUSED"] {
+            check.zero(name, "bits that an entry without a translation does not use");
         }
-        if shared {
-            self.set(INNER_SHAREABLE, "not shared: other CPUs miss its stores");
+        let unknown = e.type_offset(level).is_some();
+        check.fault(unknown, raw & WHAT, "a marker that means nothing");
+        return;
+    };
+    let migrates = matches!(what, NonPresent::Migration { .. } | NonPresent::Device { .. });
+    let misplaced = level == Level::Pmd && !migrates;
+    check.fault(misplaced, raw & WHAT, "a PMD is swapped or marked by its PTEs only");
+    match Arm64Entry::<G>::from_nonpresent(what, e.swap_bits()) {
+        Ok(made) => {
+            let other = made.bits() ^ raw;
+            check.fault(other != 0, other, "bits that this kind of entry does not use");
         }
-        let stuck = self.has(WRITE | READ_ONLY | DIRTY);
-        self.fault(stuck, READ_ONLY, "writable and dirty, and stores fault all the same");
-        let open = raw & (WRITE | READ_ONLY) == 0;
-        self.fault(open, WRITE | READ_ONLY, "stores go through though it is not writable");
-        let protected = self.has(WRITE | UFFD_WP);
-        self.fault(protected, WRITE | UFFD_WP, "writable though userfaultfd protects it");
-        let special = self.has(CONT | SPECIAL);
-        self.fault(special, CONT | SPECIAL, "what has no folio is never part of a block");
-        if raw & VALID != 0 {
-            self.set(NOT_GLOBAL, "global: no user mapping is");
-            let nobody = raw & USER == 0 && raw & USER_NO_EXECUTE != 0;
-            self.fault(nobody, USER, "user mode may not use it: no user mapping is like that");
-        } else {
-            self.clear(CONT, "part of a block that hardware does not follow");
-            // A block under split keeps what it allowed.
-            if level == Level::Pte || raw & (USER | USER_NO_EXECUTE) == USER_NO_EXECUTE {
-                self.clear(USER | WRITE, "permissions in an entry that allows nothing");
-                self.set(USER_NO_EXECUTE, "executable, in an entry that allows nothing");
-            }
-        }
-    }
-    fn table(&mut self) {
-        self.zero("RESERVED", "reserved bits");
-        self.zero("IGNORED", "bits that no pointer to a table has");
-        self.set(TABLE_NO_EXECUTE, "the kernel may execute what is below");
-        for name in ["UXNT", "APT", "NST"] {
-            self.zero(name, "takes from what the leaf must decide on");
-        }
-    }
-    fn nonpresent<G: Granule>(&mut self, e: Arm64Entry<G>, level: Level) {
-        let raw = self.raw;
-        let place = matches!(level, Level::Pte | Level::Pmd);
-        self.fault(!place, raw, "a table of this level holds no entry without a translation");
-        let Some(what) = e.nonpresent(level) else {
-            self.fault(place && raw & WHAT == 0, raw, "flags of nothing");
-            for name in ["ZERO", "UNUSED"] {
-                self.zero(name, "bits that an entry without a translation does not use");
-            }
-            let unknown = e.type_offset(level).is_some();
-            self.fault(unknown, raw & WHAT, "a marker that means nothing");
-            return;
-        };
-        let migrates = matches!(what, NonPresent::Migration { .. } | NonPresent::Device { .. });
-        let misplaced = level == Level::Pmd && !migrates;
-        self.fault(misplaced, raw & WHAT, "a PMD is swapped or marked by its PTEs only");
-        match Arm64Entry::<G>::from_nonpresent(what, e.swap_bits()) {
-            Ok(made) => {
-                let other = made.bits() ^ raw;
-                self.fault(other != 0, other, "bits that this kind of entry does not use");
-            }
-            Err(_) => self.fault(true, raw & WHAT, "an offset that the kernel never hands out"),
-        }
+        Err(_) => check.fault(true, raw & WHAT, "an offset that the kernel never hands out"),
     }
 }
 
@@ -240,18 +211,18 @@ impl<G: Granule> Explain for Arm64<G> {
     }
     fn faults(raw: u64, level: Level, report: &mut dyn FnMut(Fault)) {
         let e = Arm64Entry::<G>::from_bits(raw);
-        let mut check = Check { raw, fields: Self::fields(raw, level), report };
+        let mut check = Check::new(raw, Self::fields(raw, level), report);
         if e.is_leaf(level) {
-            check.leaf(level, !matches!(G::OUTPUT, Output::Bits52Lpa2));
+            leaf(&mut check, level, !matches!(G::OUTPUT, Output::Bits52Lpa2));
         } else if e.as_table(level).is_some() {
-            check.table();
+            table(&mut check);
         } else if raw & VALID != 0 {
             check.fault(true, TYPE, "a block at a level that has none");
         } else if e.is_present(level) {
             let bits = PRESENT_INVALID | TYPE;
             check.fault(true, bits, "present, but neither followed nor a block");
         } else if !e.is_none() {
-            check.nonpresent(e, level);
+            nonpresent(&mut check, e, level);
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::bits::{
 };
 use crate::nonpresent::WHAT;
 use crate::{Mode, Riscv, RiscvEntry};
-use mm_arch::explain::{Explain, Fault, Field};
+use mm_arch::explain::{Check, Explain, Fault, Field};
 use mm_arch::{Entry, Level, NonPresent};
 
 const V: Field = Field::new("V", 0, 1, "hardware follows the entry");
@@ -59,77 +59,50 @@ const SWAP: &[Field] = &[
     Field::new("OFFSET", 13, 51, "offset"),
 ];
 
-/// Collects faults of one value.
-struct Check<'a> {
-    raw: u64,
-    fields: &'static [Field],
-    report: &'a mut dyn FnMut(Fault),
+fn leaf(check: &mut Check<'_>, level: Level) {
+    let raw = check.raw();
+    check.zero("RESERVED", "reserved bits: an access faults");
+    check.clear(UNUSED, "a software bit that no kernel uses");
+    let odd = raw & WRITE != 0 && raw & READ == 0;
+    check.fault(odd, WRITE, "writable and not readable: reserved");
+    let protected = raw & WRITE != 0 && raw & UFFD_WP != 0;
+    check.fault(protected, WRITE | UFFD_WP, "writable though userfaultfd protects it");
+    if raw & NAPOT != 0 {
+        check.fault(level != Level::Pte, NAPOT, "blocks are of pages only");
+        check.fault(raw & VALID == 0, NAPOT, "part of a block that hardware does not follow");
+        check.clear(SPECIAL, "what has no folio is never part of a block");
+        let size = level == Level::Pte && raw & NAPOT_PLACE != NAPOT_SIZE;
+        check.fault(size, NAPOT_PLACE, "no block is of this size");
+    }
+    if raw & VALID != 0 {
+        check.clear(GLOBAL, "global: no user mapping is");
+        check.set(USER, "user mode may not use it: no user mapping is like that");
+    } else if raw & PROT_NONE != 0 {
+        check.clear(WRITE | EXEC | USER, "permissions in an entry that allows nothing");
+        check.set(READ, "nothing tells that it is present once it is split");
+    }
 }
 
-impl Check<'_> {
-    fn fault(&mut self, yes: bool, bits: u64, what: &'static str) {
-        if yes {
-            (self.report)(Fault { bits, what });
+fn nonpresent<M: Mode>(check: &mut Check<'_>, e: RiscvEntry<M>, level: Level) {
+    let raw = check.raw();
+    let place = matches!(level, Level::Pte | Level::Pmd);
+    check.fault(!place, raw, "a table of this level holds no entry without a translation");
+    let Some(what) = e.nonpresent(level) else {
+        check.fault(place && raw & WHAT == 0, raw, "flags of nothing");
+        check.zero("ZERO", "bits that an entry without a translation does not use");
+        let unknown = e.type_offset(level).is_some();
+        check.fault(unknown, raw & WHAT, "a marker that means nothing");
+        return;
+    };
+    let migrates = matches!(what, NonPresent::Migration { .. } | NonPresent::Device { .. });
+    let misplaced = level == Level::Pmd && !migrates;
+    check.fault(misplaced, raw & WHAT, "a PMD is swapped or marked by its PTEs only");
+    match RiscvEntry::<M>::from_nonpresent(what, e.swap_bits()) {
+        Ok(made) => {
+            let other = made.bits() ^ raw;
+            check.fault(other != 0, other, "bits that this kind of entry does not use");
         }
-    }
-    /// None of `bits` may be set.
-    fn clear(&mut self, bits: u64, what: &'static str) {
-        self.fault(self.raw & bits != 0, self.raw & bits, what);
-    }
-    /// All of `bits` must be set.
-    fn set(&mut self, bits: u64, what: &'static str) {
-        self.fault(!self.raw & bits != 0, !self.raw & bits, what);
-    }
-    /// These fields must be zero.
-    fn zero(&mut self, name: &str, what: &'static str) {
-        let mask = self.fields.iter().filter(|f| f.name == name).fold(0, |m, f| m | f.mask());
-        self.clear(mask, what);
-    }
-
-    fn leaf(&mut self, level: Level) {
-        let raw = self.raw;
-        self.zero("RESERVED", "reserved bits: an access faults");
-        self.clear(UNUSED, "a software bit that no kernel uses");
-        let odd = raw & WRITE != 0 && raw & READ == 0;
-        self.fault(odd, WRITE, "writable and not readable: reserved");
-        let protected = raw & WRITE != 0 && raw & UFFD_WP != 0;
-        self.fault(protected, WRITE | UFFD_WP, "writable though userfaultfd protects it");
-        if raw & NAPOT != 0 {
-            self.fault(level != Level::Pte, NAPOT, "blocks are of pages only");
-            self.fault(raw & VALID == 0, NAPOT, "part of a block that hardware does not follow");
-            self.clear(SPECIAL, "what has no folio is never part of a block");
-            let size = level == Level::Pte && raw & NAPOT_PLACE != NAPOT_SIZE;
-            self.fault(size, NAPOT_PLACE, "no block is of this size");
-        }
-        if raw & VALID != 0 {
-            self.clear(GLOBAL, "global: no user mapping is");
-            self.set(USER, "user mode may not use it: no user mapping is like that");
-        } else if raw & PROT_NONE != 0 {
-            self.clear(WRITE | EXEC | USER, "permissions in an entry that allows nothing");
-            self.set(READ, "nothing tells that it is present once it is split");
-        }
-    }
-    fn nonpresent<M: Mode>(&mut self, e: RiscvEntry<M>, level: Level) {
-        let raw = self.raw;
-        let place = matches!(level, Level::Pte | Level::Pmd);
-        self.fault(!place, raw, "a table of this level holds no entry without a translation");
-        let Some(what) = e.nonpresent(level) else {
-            self.fault(place && raw & WHAT == 0, raw, "flags of nothing");
-            self.zero("ZERO", "bits that an entry without a translation does not use");
-            let unknown = e.type_offset(level).is_some();
-            self.fault(unknown, raw & WHAT, "a marker that means nothing");
-            return;
-        };
-        let migrates = matches!(what, NonPresent::Migration { .. } | NonPresent::Device { .. });
-        let misplaced = level == Level::Pmd && !migrates;
-        self.fault(misplaced, raw & WHAT, "a PMD is swapped or marked by its PTEs only");
-        match RiscvEntry::<M>::from_nonpresent(what, e.swap_bits()) {
-            Ok(made) => {
-                let other = made.bits() ^ raw;
-                self.fault(other != 0, other, "bits that this kind of entry does not use");
-            }
-            Err(_) => self.fault(true, raw & WHAT, "an offset that the kernel never hands out"),
-        }
+        Err(_) => check.fault(true, raw & WHAT, "an offset that the kernel never hands out"),
     }
 }
 
@@ -153,9 +126,9 @@ impl<M: Mode> Explain for Riscv<M> {
     }
     fn faults(raw: u64, level: Level, report: &mut dyn FnMut(Fault)) {
         let e = RiscvEntry::<M>::from_bits(raw);
-        let mut check = Check { raw, fields: Self::fields(raw, level), report };
+        let mut check = Check::new(raw, Self::fields(raw, level), report);
         if e.is_leaf(level) {
-            check.leaf(level);
+            leaf(&mut check, level);
         } else if e.as_table(level).is_some() {
             check.zero("RESERVED", "reserved bits: a walk faults");
             check.zero("RSW", "software bits that no kernel uses");
@@ -164,7 +137,7 @@ impl<M: Mode> Explain for Riscv<M> {
         } else if raw & VALID != 0 {
             check.fault(true, raw & LEAF, "memory at a level that maps none");
         } else if !e.is_none() {
-            check.nonpresent(e, level);
+            nonpresent(&mut check, e, level);
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::nonpresent::OFFSET_SHIFT;
 use crate::paging::{Mode, Paging};
 use crate::saved_dirty;
 use crate::value::{BARE_ALLOWED, X86Value, frame_mask};
-use mm_arch::explain::{Explain, Fault, Field};
+use mm_arch::explain::{Check, Explain, Fault, Field};
 use mm_arch::{Arch, Entry, Level, NonPresent};
 
 const P: Field = Field::new("P", 0, 1, "hardware follows the entry");
@@ -152,90 +152,71 @@ pub(crate) const PAE: Fields = Fields {
     nonpresent: PAE_SWAP,
 };
 
-/// Collects faults of one value.
-struct Check<'a> {
-    raw: u64,
-    report: &'a mut dyn FnMut(Fault),
+fn frame<L: Layout>(check: &mut Check<'_>, e: X86Value<L>, level: Level) {
+    let beyond = e.pfn(level).get() >> L::PFN_BITS != 0;
+    check.fault(beyond, FRAME, "frame beyond the memory that the kernel supports");
 }
 
-impl Check<'_> {
-    /// None of `bits` may be set.
-    fn clear(&mut self, bits: u64, what: &'static str) {
-        self.fault(self.raw & bits != 0, self.raw & bits, what);
+fn leaf<L: Layout>(check: &mut Check<'_>, e: X86Value<L>, level: Level) {
+    let raw = check.raw();
+    check.clear(L::UNUSED, "software bits that no kernel uses");
+    if level != Level::Pte {
+        let below = FRAME & !frame_mask(level) & !PAT_LARGE;
+        check.clear(below, "reserved bits below the frame of a large leaf");
     }
-    /// All of `bits` must be set.
-    fn set(&mut self, bits: u64, what: &'static str) {
-        self.fault(!self.raw & bits != 0, !self.raw & bits, what);
+    if raw & PRESENT != 0 {
+        check.clear(L::RESERVED, "reserved bits: an access faults");
+        check.clear(PROT_NONE, "global: no user mapping is");
+        check.set(USER, "user mode may not use it: no user mapping is like that");
+    } else if e.is_protnone(level) {
+        check.clear(USER | WRITE, "permissions in an entry that allows nothing");
     }
-    fn fault(&mut self, yes: bool, bits: u64, what: &'static str) {
-        if yes {
-            (self.report)(Fault { bits, what });
-        }
-    }
+    let saved = 1 << L::SAVED_DIRTY_SHIFT;
+    let both = raw & WRITE != 0 && raw & saved != 0;
+    check.fault(both, WRITE | saved, "SavedDirty beside RW: dirty belongs into D");
+    let shadow = saved_dirty::is_shadow_stack(raw) && !e.is_shadow_stack(level);
+    check.fault(shadow, DIRTY, "D without RW is a shadow stack, and there is none here");
+    let protected = e.is_uffd_wp() && e.is_writable(level);
+    check.fault(protected, WRITE | L::UFFD_WP, "writable though userfaultfd protects it");
+    frame(check, e, level);
+}
 
-    fn frame<L: Layout>(&mut self, e: X86Value<L>, level: Level) {
-        let beyond = e.pfn(level).get() >> L::PFN_BITS != 0;
-        self.fault(beyond, FRAME, "frame beyond the memory that the kernel supports");
+fn table<L: Layout>(check: &mut Check<'_>, e: X86Value<L>, level: Level) {
+    if L::is_bare(level) {
+        check.clear(!(FRAME | BARE_ALLOWED | PRESENT), "reserved: the CPU refuses such a root");
+    } else {
+        check.clear(!(FRAME | TABLE), "bits that no pointer to a table has");
+        check.set(TABLE & !ACCESSED, "permissions that the leaf must decide on are missing");
     }
-    fn leaf<L: Layout>(&mut self, e: X86Value<L>, level: Level) {
-        let raw = self.raw;
-        self.clear(L::UNUSED, "software bits that no kernel uses");
-        if level != Level::Pte {
-            let below = FRAME & !frame_mask(level) & !PAT_LARGE;
-            self.clear(below, "reserved bits below the frame of a large leaf");
-        }
-        if raw & PRESENT != 0 {
-            self.clear(L::RESERVED, "reserved bits: an access faults");
-            self.clear(PROT_NONE, "global: no user mapping is");
-            self.set(USER, "user mode may not use it: no user mapping is like that");
-        } else if e.is_protnone(level) {
-            self.clear(USER | WRITE, "permissions in an entry that allows nothing");
-        }
-        let saved = 1 << L::SAVED_DIRTY_SHIFT;
-        let both = raw & WRITE != 0 && raw & saved != 0;
-        self.fault(both, WRITE | saved, "SavedDirty beside RW: dirty belongs into D");
-        let shadow = saved_dirty::is_shadow_stack(raw) && !e.is_shadow_stack(level);
-        self.fault(shadow, DIRTY, "D without RW is a shadow stack, and there is none here");
-        let protected = e.is_uffd_wp() && e.is_writable(level);
-        self.fault(protected, WRITE | L::UFFD_WP, "writable though userfaultfd protects it");
-        self.frame(e, level);
+    frame(check, e, level);
+}
+
+fn nonpresent<L: Layout>(check: &mut Check<'_>, e: X86Value<L>, level: Level) {
+    check.clear(ACCESSED | DIRTY, "A or D without a translation: some CPUs set them");
+    if e.is_none() {
+        return;
     }
-    fn table<L: Layout>(&mut self, e: X86Value<L>, level: Level) {
-        if L::is_bare(level) {
-            self.clear(!(FRAME | BARE_ALLOWED | PRESENT), "reserved: the CPU refuses such a root");
-        } else {
-            self.clear(!(FRAME | TABLE), "bits that no pointer to a table has");
-            self.set(TABLE & !ACCESSED, "permissions that the leaf must decide on are missing");
+    let Some(what) = e.nonpresent(level) else {
+        let place = level == Level::Pte || level == Level::Pmd && L::PMD_NONPRESENT;
+        let all = check.raw();
+        check.fault(!place, all, "a table of this level holds no entry without a translation");
+        let marks = all & (PAGE_SIZE | PROT_NONE) & !L::SWAP_EXCLUSIVE;
+        check.fault(place && marks != 0, marks, "a mark of presence without P");
+        let nothing = place && marks == 0 && all >> OFFSET_SHIFT == 0;
+        check.fault(nothing, all, "flags of nothing");
+        let unknown = e.type_offset(level).is_some();
+        check.fault(unknown, OFFSET.mask(), "a marker that means nothing");
+        return;
+    };
+    let migrates = matches!(what, NonPresent::Migration { .. } | NonPresent::Device { .. });
+    let misplaced = level == Level::Pmd && !migrates;
+    check.fault(misplaced, TYPE.mask(), "a PMD is swapped or marked by its PTEs only");
+    match X86Value::<L>::from_nonpresent(what, e.swap_bits()) {
+        Ok(made) => {
+            let other = (made.bits() ^ check.raw()) & !(ACCESSED | DIRTY);
+            check.fault(other != 0, other, "bits that this kind of entry does not use");
         }
-        self.frame(e, level);
-    }
-    fn nonpresent<L: Layout>(&mut self, e: X86Value<L>, level: Level) {
-        self.clear(ACCESSED | DIRTY, "A or D without a translation: some CPUs set them");
-        if e.is_none() {
-            return;
-        }
-        let Some(what) = e.nonpresent(level) else {
-            let place = level == Level::Pte || level == Level::Pmd && L::PMD_NONPRESENT;
-            let all = self.raw;
-            self.fault(!place, all, "a table of this level holds no entry without a translation");
-            let marks = all & (PAGE_SIZE | PROT_NONE) & !L::SWAP_EXCLUSIVE;
-            self.fault(place && marks != 0, marks, "a mark of presence without P");
-            let nothing = place && marks == 0 && all >> OFFSET_SHIFT == 0;
-            self.fault(nothing, all, "flags of nothing");
-            let unknown = e.type_offset(level).is_some();
-            self.fault(unknown, OFFSET.mask(), "a marker that means nothing");
-            return;
-        };
-        let migrates = matches!(what, NonPresent::Migration { .. } | NonPresent::Device { .. });
-        let misplaced = level == Level::Pmd && !migrates;
-        self.fault(misplaced, TYPE.mask(), "a PMD is swapped or marked by its PTEs only");
-        match X86Value::<L>::from_nonpresent(what, e.swap_bits()) {
-            Ok(made) => {
-                let other = (made.bits() ^ self.raw) & !(ACCESSED | DIRTY);
-                self.fault(other != 0, other, "bits that this kind of entry does not use");
-            }
-            Err(_) => self.fault(true, OFFSET.mask(), "an offset that the kernel never hands out"),
-        }
+        Err(_) => check.fault(true, OFFSET.mask(), "an offset that the kernel never hands out"),
     }
 }
 
@@ -260,13 +241,13 @@ impl<M: Mode> Explain for Paging<M> {
     }
     fn faults(raw: u64, level: Level, report: &mut dyn FnMut(Fault)) {
         let e = X86Value::<M::Layout>::from_bits(raw);
-        let mut check = Check { raw, report };
+        let mut check = Check::new(raw, Self::fields(raw, level), report);
         if e.is_leaf(level) {
-            check.leaf(e, level);
+            leaf(&mut check, e, level);
         } else if e.is_present(level) {
-            check.table(e, level);
+            table(&mut check, e, level);
         } else {
-            check.nonpresent(e, level);
+            nonpresent(&mut check, e, level);
         }
     }
 }
