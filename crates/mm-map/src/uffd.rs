@@ -21,7 +21,7 @@ use crate::MapError;
 use crate::entry::E;
 use crate::policy::{MapPolicy, by_policy};
 use crate::protect::{Change, change_range};
-use crate::vmas::{check_range, check_user_range, merge, split_around};
+use crate::vmas::{check_range, check_user_range, give_flags, merge, split_around};
 use mm_arch::{Arch, Entry, Level, Markers, NonPresent, VirtAddr, VirtRange};
 use mm_pgtable::{Ensured, SpanKind, TablesStay};
 use mm_rmap::RmapPlatform;
@@ -145,9 +145,7 @@ fn set_registration<P: RmapPlatform>(
             continue;
         }
         split_around(vmas, part)?;
-        if let Some(vma) = vmas.find_mut(part.start()) {
-            vma.set_flags(flags);
-        }
+        give_flags(vmas, part.start(), flags);
         if (old - flags).contains(VmaFlags::UFFD_WP)
             && let Some(vma) = vmas.find(part.start())
         {

@@ -2,7 +2,7 @@
 
 use crate::MapError;
 use mm_arch::{Arch, Level, VirtAddr, VirtRange};
-use mm_rmap::{RmapPlatform, split_pmd};
+use mm_rmap::{RmapPlatform, split_pmd, vma_flags_changed};
 use mm_vma::{Mm, MmWrite, Vma, VmaFlags};
 
 /// Checks that `range` is page-aligned and in user space.
@@ -65,6 +65,19 @@ pub(crate) fn merge<P: RmapPlatform>(vmas: &mut MmWrite<'_, P>, range: VirtRange
     mm_rmap::merge_vmas(vmas, range);
 }
 
+/// Gives the VMA at `va` other flags, and tells its trees.
+pub(crate) fn give_flags<P: RmapPlatform>(
+    vmas: &mut MmWrite<'_, P>,
+    va: VirtAddr,
+    flags: VmaFlags,
+) {
+    let mm = vmas.mm();
+    if let Some(vma) = vmas.find_mut(va) {
+        vma.set_flags(flags);
+        vma_flags_changed(mm, vma);
+    }
+}
+
 /// Gives the VMAs of `range`, which may have holes, the flags that `flags` says;
 /// splits and joins as needed. `flags` applied twice says the same.
 ///
@@ -85,9 +98,7 @@ pub(crate) fn set_flags<P: RmapPlatform>(
         };
         if changed {
             split_around(vmas, part)?;
-            if let Some(vma) = vmas.find_mut(part.start()) {
-                vma.set_flags(new);
-            }
+            give_flags(vmas, part.start(), new);
             merge(vmas, part);
         }
         next = part.start().checked_add(part.bytes()).filter(|va| range.contains(*va));

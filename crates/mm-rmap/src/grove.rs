@@ -263,6 +263,9 @@ impl<P: Platform> Grove<P> {
         let Some(m) = self.members.get(member) else { return };
         let (old_key, old_pgoff) = (m.place.key(), m.place.pgoff);
         if m.place.range == vma.range() && old_pgoff == vma.pgoff() {
+            if let Some(m) = self.members.get_mut(member) {
+                m.place.adjust(vma);
+            }
             return;
         }
         if let Ok(at) = self.position(old_key) {

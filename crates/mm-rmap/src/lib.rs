@@ -119,7 +119,10 @@ pub use file::{FileTrees, FileWalksExcluded};
 pub use mapped_walk::{Hit, Lookup, MappedWalk, Peek, PteHit, Seek, Strict};
 pub use mkclean::mkclean;
 pub use split_pmd::{split_locked_pmd, split_pmd};
-pub use vmas::{clone_vma, fork_vma, link_vma, merge_vmas, split_vma, unlink_vma, vma_resized};
+pub use vmas::{
+    clone_vma, fork_vma, link_vma, merge_vmas, split_vma, unlink_vma, vma_flags_changed,
+    vma_resized,
+};
 pub use walk::{Visit, Visitor, WalkEnd};
 
 use mm_vma::Platform;

@@ -82,8 +82,10 @@ pub(crate) struct Place<P: Platform> {
     pub range: VirtRange,
     pub pgoff: u64,
     pub nr_pages: u64,
-    /// Stores through it reach the object: never changes.
-    pub shared: bool,
+    /// Whoever changes them says so.
+    pub flags: VmaFlags,
+    /// It shows no object: never changes.
+    pub anonymous: bool,
 }
 
 impl<P: Platform> Place<P> {
@@ -94,7 +96,8 @@ impl<P: Platform> Place<P> {
             range: vma.range(),
             pgoff: vma.pgoff(),
             nr_pages: vma.nr_pages(),
-            shared: vma.flags().contains(VmaFlags::SHARED),
+            flags: vma.flags(),
+            anonymous: vma.is_anonymous(),
         }
     }
     pub fn key(&self) -> (MmId, VirtAddr) {
@@ -103,8 +106,9 @@ impl<P: Platform> Place<P> {
     pub fn link(&self, member: u32) -> Link {
         Link { first: self.pgoff, nr: self.nr_pages, member }
     }
-    /// The VMA has another range, and perhaps another linear index.
+    /// The VMA has another range or other flags, and perhaps another linear index.
     pub fn adjust(&mut self, vma: &Vma) {
+        self.flags = vma.flags();
         (self.range, self.pgoff, self.nr_pages) = (vma.range(), vma.pgoff(), vma.nr_pages());
     }
     /// The address space, if it is not gone.

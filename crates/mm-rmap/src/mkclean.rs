@@ -7,7 +7,7 @@ use mm_arch::respect::{SOFT_DIRTY, WRITE};
 use mm_arch::{Arch, Entry, Level};
 use mm_folio::FolioLockGuard;
 use mm_pgtable::LockedPmd;
-use mm_vma::{Mm, Platform};
+use mm_vma::{Mm, Platform, VmaFlags};
 
 /// Makes all entries by which shared mappings map the folio read-only and clean;
 /// how many were not (rule RMAP-33). When it returns, no CPU has a translation left
@@ -20,7 +20,7 @@ pub fn mkclean<P: RmapPlatform>(platform: &P, locked: &FolioLockGuard<'_, P>) ->
     let mut changed = 0;
     platform.file_trees().walk(folio, &mut |mm, visit| {
         // A private mapping has clean read-only entries of the page only.
-        if !visit.shared {
+        if !visit.flags.contains(VmaFlags::SHARED) {
             return ControlFlow::Continue(());
         }
         let mut walk = MappedWalk::<P, Strict>::new(mm, &visit, folio, Seek::Mappings);

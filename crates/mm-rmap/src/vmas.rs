@@ -69,6 +69,17 @@ pub fn vma_resized<P: RmapPlatform>(mm: &Mm<P>, old: VirtRange, vma: &Vma) {
     mm.platform().anon_trees().adjusted(mm, old, vma);
 }
 
+/// `vma` has other flags now, its range is as it was. Walks under way end first, and
+/// later ones see the new flags: whoever relies on what reclaim must not do to the
+/// mapping says so before it changes entries.
+///
+/// # Panics
+///
+/// If no VMA is linked at that start.
+pub fn vma_flags_changed<P: RmapPlatform>(mm: &Mm<P>, vma: &Vma) {
+    vma_resized(mm, vma.range(), vma);
+}
+
 /// `vma` is about to go: it leaves all trees (rule RMAP-24). Page tables under it
 /// may be freed only afterwards.
 ///

@@ -8,7 +8,7 @@ use core::ops::ControlFlow;
 use mm_arch::{Arch, VirtAddr, VirtRange};
 use mm_folio::{Folio, FolioFlags};
 use mm_pgtable::TablesStay;
-use mm_vma::{Mm, Platform};
+use mm_vma::{Mm, Platform, VmaFlags};
 
 /// A part of a VMA in which pages of the folio, or of a range of an object, may be
 /// mapped (rule RMAP-28).
@@ -23,8 +23,11 @@ pub struct Visit<'w> {
     pub index: u64,
     /// Number of pages that lie inside; at least one.
     pub nr_pages: u64,
-    /// The VMA is shared: stores through it reach the object.
-    pub shared: bool,
+    /// The flags of the VMA. Whoever changes them waits for the walk first, so they
+    /// are right for as long as the visit lasts.
+    pub flags: VmaFlags,
+    /// The VMA shows no object.
+    pub anonymous: bool,
     /// No table of the space that covers the VMA is freed during the visit: the
     /// VMA leaves the trees first, and the walk holds their lock.
     pub stay: TablesStay<'w>,
@@ -110,7 +113,8 @@ pub(crate) fn visit_links<'l, P: Platform>(
             va: place.range.start().add_units(first - link.first, P::Arch::PAGE_SHIFT),
             index: first - index,
             nr_pages: end - first,
-            shared: place.shared,
+            flags: place.flags,
+            anonymous: place.anonymous,
             // SAFETY: tables under a VMA are freed only after it left the
             // links, for which the lock that the caller holds is taken
             // exclusively. Of other tables this says nothing.
