@@ -133,6 +133,11 @@ pub trait Entry: Copy + Eq + Debug + Send + Sync + 'static {
     fn is_uffd_wp(self) -> bool;
     /// Maps something without a folio to count (the zero page).
     fn is_special(self) -> bool;
+    /// The guest whose memory this is has said that it does not need the content any
+    /// more (rule UNMAP-13); `false` where the format has no such hint.
+    fn is_unused(self) -> bool {
+        false
+    }
 
     /// Sets young.
     #[must_use]

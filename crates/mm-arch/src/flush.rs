@@ -31,6 +31,11 @@ impl<'t, T: Tlb + ?Sized> Flush<'t, T> {
     pub const fn range(&self) -> Option<VirtRange> {
         self.range
     }
+    /// What else than leaf translations is to be dropped.
+    #[inline]
+    pub const fn scope(&self) -> FlushScope {
+        self.scope
+    }
     /// Whether there is nothing to flush.
     #[inline]
     pub const fn is_none(&self) -> bool {

@@ -51,6 +51,9 @@ impl core::fmt::Debug for ModelEntry {
 }
 
 impl ModelEntry {
+    /// The bit by which a guest says that it does not need the content.
+    pub const UNUSED: u64 = 1 << 62;
+
     /// The entry with this raw value.
     pub const fn from_bits(raw: u64) -> Self {
         ModelEntry(raw)
@@ -154,6 +157,10 @@ impl Entry for ModelEntry {
     #[inline]
     fn is_special(self) -> bool {
         self.has(SPECIAL)
+    }
+    #[inline]
+    fn is_unused(self) -> bool {
+        self.has(Self::UNUSED)
     }
     #[inline]
     fn mkyoung(self) -> Self {

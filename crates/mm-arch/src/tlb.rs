@@ -44,6 +44,13 @@ pub trait Tlb: Sync {
     fn defer_range(&self, space: SpaceId, range: VirtRange);
     /// Flushes everything recorded by this CPU, and waits.
     fn flush_deferred(&self);
+    /// Whether it pays to put flushes of `space` off: another CPU may have translations
+    /// of it, so that a flush interrupts that one, or a flush is begun when it is recorded
+    /// and only its end is waited for later (rule TLBB-04).
+    fn defers(&self, space: SpaceId) -> bool {
+        let _ = space;
+        true
+    }
 }
 
 /// The [`Tlb`] together with the address space it is asked about.

@@ -13,7 +13,7 @@ use crate::MapError;
 use crate::entry::{E, counted_folio, within};
 use crate::mmap::accountable;
 use crate::policy::{MapPolicy, Strategy, by_policy};
-use crate::vmas::{check_range, merge, split_around};
+use crate::vmas::{check_range, give_flags, merge, split_around};
 use mm_arch::respect::{SOFT_DIRTY, WRITE};
 use mm_arch::{
     Arch, DeviceKind, Entry, Flush, FlushScope, Level, Markers, MigrationKind, NonPresent, Rights,
@@ -54,9 +54,7 @@ pub fn mprotect<P: RmapPlatform>(
         }
         if new != old {
             split_around(vmas, part)?;
-            if let Some(vma) = vmas.find_mut(va) {
-                vma.set_flags(new);
-            }
+            give_flags(vmas, va, new);
             if let Some(vma) = vmas.find(va) {
                 let stay = vmas.stay();
                 let change = Change::Rights;
@@ -185,6 +183,7 @@ fn change_table<B: Strategy, P: RmapPlatform>(
 ) {
     let mut i = table.index_of(range.start());
     let end = i + range.nr(P::Arch::PAGE_SHIFT) as usize;
+    table.settle_deferred();
     while i < end {
         let e = table.get(i);
         i += if e.is_none() {

@@ -21,7 +21,7 @@ use mm_arch::{Arch, Entry, Flush, Level, Markers, NonPresent, VirtAddr, VirtRang
 use mm_pgtable::{
     Gather, LockedEntry, LockedTable, SpanKind, TableAllocError, TableSpace, TablesStay,
 };
-use mm_rmap::{RmapPlatform, clone_vma, split_pmd, vma_resized};
+use mm_rmap::{RmapPlatform, clone_vma, split_pmd, vma_flags_changed, vma_resized};
 use mm_vma::{Mm, MmWrite, Vma, VmaFlags};
 
 /// What becomes of the place that is moved from.
@@ -140,6 +140,7 @@ fn move_part<P: RmapPlatform>(
             if let Some(src) = vmas.find_mut(part.start()) {
                 src.set_flags(src.flags() - VmaFlags::LOCKED - VmaFlags::LOCKONFAULT);
                 trees.unlink(mm, src);
+                vma_flags_changed(mm, src);
             }
             merge(vmas, part);
         }
@@ -267,6 +268,7 @@ fn move_table<B: Strategy, P: RmapPlatform>(
 ) {
     let tables = mm.tables();
     let Some(mut pair) = Pair::lock(tables, stay, from, to) else { return };
+    pair.src.settle_deferred();
     let mut owed = tables.tlb().obligation();
     let mut i = pair.src.index_of(from);
     let mut j = P::Arch::index(to, Level::Pte);

@@ -122,6 +122,7 @@ fn zap_table<'m, B: Strategy, L: Liveness, P: RmapPlatform>(
 ) {
     let mut i = table.index_of(range.start());
     let end = i + range.nr(P::Arch::PAGE_SHIFT) as usize;
+    table.settle_deferred();
     let mut rss = Rss::default();
     let mut delayed = Delayed::new(mm);
     while i < end {

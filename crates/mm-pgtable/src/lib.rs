@@ -73,6 +73,7 @@
 extern crate alloc;
 
 mod clear;
+mod deferred;
 mod desc;
 mod free;
 mod gather;

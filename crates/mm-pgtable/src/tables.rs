@@ -1,5 +1,6 @@
 //! The tree of page tables of one address space, walked with locks.
 
+use crate::deferred::Generations;
 use crate::{LockedPmd, LockedTable, TableAllocError, TableMemory, TableSpace, View};
 use core::marker::PhantomData;
 use mm_arch::{
@@ -98,6 +99,7 @@ pub struct PageTables<S: TableSpace> {
     space: S,
     id: SpaceId,
     root: TableFrame,
+    deferred: Generations<15>,
 }
 
 /// A stretch of an address range under one upper-level entry.
@@ -168,7 +170,7 @@ impl<S: TableSpace> PageTables<S> {
     /// If there is no memory for the root.
     pub fn new(space: S, id: SpaceId) -> Result<Self, TableAllocError> {
         let root = space.tables().alloc(S::Arch::top())?;
-        Ok(PageTables { space, id, root })
+        Ok(PageTables { space, id, root, deferred: Generations::new() })
     }
     /// The machine.
     #[inline]
@@ -189,6 +191,11 @@ impl<S: TableSpace> PageTables<S> {
     #[inline]
     pub fn tlb(&self) -> SpaceTlb<'_, S::Tlb> {
         SpaceTlb::new(self.space.tlb(), self.id)
+    }
+
+    /// Flushes that were put off.
+    pub(crate) fn deferred(&self) -> &Generations<15> {
+        &self.deferred
     }
 
     /// Waits until no lockless reader is left that is in the tree now.

@@ -491,6 +491,10 @@ impl<A: Arch> Tlb for Cpus<A> {
         self.counts.deferred.add(1);
         self.deferred.lock().push((space, range));
     }
+    /// With one CPU there is nobody to interrupt.
+    fn defers(&self, _: SpaceId) -> bool {
+        self.cpus.len() > 1
+    }
     /// Flushes what any CPU deferred: more than asked for.
     fn flush_deferred(&self) {
         let ranges = std::mem::take(&mut *self.deferred.lock());
