@@ -95,7 +95,15 @@ impl Blocks {
     fn step<E: Entry>(self, e: E, n: usize) -> E {
         e.advance((n as u64) << self.order, self.level)
     }
+    /// The entry `n` places before.
+    #[inline(always)]
+    fn back<E: Entry>(self, e: E, n: usize) -> E {
+        e.advance(((n as u64) << self.order).wrapping_neg(), self.level)
+    }
 }
+
+/// How entries of a block are compared: in everything but accessed and dirty.
+const EXACT: u8 = respect::WRITE | respect::SOFT_DIRTY;
 
 /// What must be equal in a block: everything but accessed and dirty.
 #[inline(always)]
@@ -103,73 +111,115 @@ fn key<E: ContEntry>(e: E) -> E {
     e.mkclean().mkold()
 }
 
-/// `into` with accessed and dirty of `from`. Dirt ends up in one form, whichever entry of
-/// a block is asked.
+/// What hardware may report in any entry of a block.
+#[derive(Clone, Copy, Default)]
+struct History {
+    young: bool,
+    dirty: bool,
+}
+
+impl History {
+    #[inline(always)]
+    fn add<E: Entry>(&mut self, e: E) {
+        self.young |= e.is_young();
+        self.dirty |= e.is_dirty();
+    }
+    /// Whether no entry can tell more.
+    #[inline(always)]
+    fn is_full(self) -> bool {
+        self.young && self.dirty
+    }
+    /// `e` with it. Dirt ends up in one form, whichever entry of a block is asked.
+    #[inline(always)]
+    fn put_into<E: ContEntry>(self, e: E) -> E {
+        let mut e = e;
+        if self.dirty {
+            // Not `mkdirty`: gathering must not invent soft-dirty.
+            let soft = e.is_soft_dirty();
+            e = e.mkdirty();
+            if !soft {
+                e = e.clear_soft_dirty();
+            }
+        }
+        if self.young { e.mkyoung() } else { e }
+    }
+}
+
+/// `into` with accessed and dirty of `from`.
 #[inline(always)]
 fn gather<E: ContEntry>(into: E, from: E) -> E {
-    let mut e = into;
-    if from.is_dirty() {
-        // Not `mkdirty`: gathering must not invent soft-dirty.
-        let soft = e.is_soft_dirty();
-        e = e.mkdirty();
-        if !soft {
-            e = e.clear_soft_dirty();
-        }
-    }
-    if from.is_young() { e.mkyoung() } else { e }
+    let mut history = History::default();
+    history.add(from);
+    history.put_into(into)
 }
 
-/// What a lockless reader compares of an entry with its target: frame, bits and mark.
+/// Zero if `x` is `want`, but for accessed and dirty: what a lockless reader asks of an
+/// entry, in frame, bits and mark, before it believes what that tells.
 #[inline(always)]
-fn compared<E: ContEntry>(e: E, want: E) -> E {
-    let e = key(e);
-    if mutant!("cont.read.any_mark") && e.is_valid() {
-        return e.with_cont(true);
+fn differs<E: ContEntry>(x: E, want: E) -> u64 {
+    if mutant!("cont.read.no_check") {
+        return 0;
     }
-    if mutant!("cont.read.frame_only") && e.is_valid() {
-        let far = e.pfn(Level::Pte).get().wrapping_sub(want.pfn(Level::Pte).get());
-        return want.advance(far, Level::Pte);
+    if mutant!("cont.read.frame_only") && x.is_valid() {
+        return x.pfn(Level::Pte).get() ^ want.pfn(Level::Pte).get();
     }
-    e
+    let x = if mutant!("cont.read.any_mark") && x.is_valid() { x.with_cont(true) } else { x };
+    match E::stride(EXACT) {
+        Some((_, ignore)) => (x.raw() ^ want.raw()) & !ignore,
+        None => u64::from(key(x) != key(want)),
+    }
 }
 
-/// Reads entry `i`, with the accessed and dirty state of its block. Looks no further
-/// once both are known.
+/// Reads entry `i`, with the accessed and dirty state of its block. Looks no further if it
+/// says both itself.
 #[inline]
 pub fn read<E: ContEntry, R: Right>(cells: &[AtomicU64], i: usize, b: Blocks) -> E {
-    let mut kept = None;
-    'again: loop {
+    let mut kept = History::default();
+    loop {
         let e: E = b.load::<E, R>(cells, i);
         if !e.is_cont() {
             return e;
         }
-        let (want, position) = (key(e), b.position(i));
-        let mut out = gather(e, kept.filter(|_| mutant!("cont.read.keep_gathered")).unwrap_or(e));
-        for k in 0..b.nr {
-            if out.is_young() && out.is_dirty() {
-                break;
-            }
-            let x: E = b.load::<E, R>(cells, i - position + k);
-            // With the lock held the block cannot change under us.
-            if !R::LOCKED && !mutant!("cont.read.no_check") {
-                let (x, want) = (compared(x, want), compared(want, want));
-                let same = if k < position {
-                    b.step(x, position - k) == want
-                } else {
-                    x == b.step(want, k - position)
-                };
-                if !same {
-                    kept = Some(out);
-                    hint::spin_loop();
-                    continue 'again;
-                }
-            }
-            if !mutant!("cont.read.no_gather") {
-                out = gather(out, x);
-            }
+        let mut history = History::default();
+        if mutant!("cont.read.keep_gathered") {
+            history = kept;
         }
-        return out;
+        history.add(e);
+        if history.is_full() || gather_block::<E, R>(cells, i, e, b, &mut history) {
+            return history.put_into(e);
+        }
+        kept = history;
+        hint::spin_loop();
     }
+}
+
+/// Adds what the block of entry `i`, read as `e`, tells; false if an entry of it was met
+/// that does not belong to the block that `e` was in.
+#[inline(always)]
+fn gather_block<E: ContEntry, R: Right>(
+    cells: &[AtomicU64],
+    i: usize,
+    e: E,
+    b: Blocks,
+    history: &mut History,
+) -> bool {
+    let mut want = b.back(e, b.position(i));
+    let mut diff = 0;
+    for (k, cell) in cells[b.base(i)..][..b.nr].iter().enumerate() {
+        let x = E::loaded(word::load::<R>(cell), k);
+        // With the lock held the block cannot change under us.
+        if !R::LOCKED {
+            diff |= differs(x, want);
+            want = match E::stride(EXACT) {
+                Some((step, _)) => E::from_raw(want.raw().wrapping_add(step << b.order)),
+                None => b.step(want, 1),
+            };
+        }
+        if !mutant!("cont.read.no_gather") {
+            history.add(x);
+        }
+    }
+    diff == 0
 }
 
 /// Entries from `i` to the end of its block, 1 if it is not folded (CONT-16).
@@ -440,7 +490,8 @@ fn merge<E: Entry, const MODE: u8>(batch: &mut Batch, e: E, level: Level) {
 const EMPTY: Batch =
     Batch { nr: 1, looks: 1, any_writable: false, any_young: false, any_dirty: false };
 
-/// One load per block; only where accessed or dirty count are its others read.
+/// One load per block. Its others are read only where dirty counts, or as long as accessed
+/// and dirty of the run are not known.
 #[inline(always)]
 fn scan_blocks<E: ContEntry, R: Right, const MODE: u8>(
     cells: &[AtomicU64],
@@ -451,20 +502,38 @@ fn scan_blocks<E: ContEntry, R: Right, const MODE: u8>(
 ) -> Batch {
     let mut batch = EMPTY;
     merge::<E, MODE>(&mut batch, head, b.level);
-    let expected = head.normalise::<MODE>();
     let mut nr = hint(i, head, b);
-    while nr < max {
-        let e: E = if MODE & (respect::DIRTY | respect::MERGE_YOUNG_DIRTY) != 0 {
-            read::<E, R>(cells, i + nr, b)
-        } else {
-            b.load::<E, R>(cells, i + nr)
-        };
-        if !e.is_cont() || e.normalise::<MODE>() != b.step(expected, nr) {
-            break;
+    if let Some((step, ignore)) = E::stride(MODE)
+        && MODE & (respect::DIRTY | respect::MERGE_YOUNG_DIRTY | respect::MERGE_WRITE) == 0
+    {
+        // The mark is compared like any other bit.
+        let mut expected = b.step(head, nr).stored();
+        for cell in cells[i..][..max].iter().skip(nr).step_by(b.nr) {
+            if (word::load::<R>(cell) ^ expected) & !ignore != 0 {
+                break;
+            }
+            expected = expected.wrapping_add(step << b.order << b.nr.trailing_zeros());
+            batch.looks += 1;
+            nr += b.nr;
         }
-        merge::<E, MODE>(&mut batch, e, b.level);
-        batch.looks += 1;
-        nr += b.nr;
+    } else {
+        let mut expected = b.step(head.normalise::<MODE>(), nr);
+        while nr < max {
+            let known = batch.any_young && batch.any_dirty;
+            let counts = MODE & respect::MERGE_YOUNG_DIRTY != 0 && !known;
+            let e: E = if MODE & respect::DIRTY != 0 || counts {
+                read::<E, R>(cells, i + nr, b)
+            } else {
+                b.load::<E, R>(cells, i + nr)
+            };
+            if !e.is_cont() || e.normalise::<MODE>() != expected {
+                break;
+            }
+            merge::<E, MODE>(&mut batch, e, b.level);
+            expected = b.step(expected, b.nr);
+            batch.looks += 1;
+            nr += b.nr;
+        }
     }
     batch.nr = nr.min(max);
     batch

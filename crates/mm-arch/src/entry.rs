@@ -115,7 +115,7 @@ pub trait Entry: Copy + Eq + Debug + Send + Sync + 'static {
     fn is_protnone(self, level: Level) -> bool;
     /// The frame of a present leaf.
     fn pfn(self, level: Level) -> Pfn;
-    /// The same leaf `nr` frames further on.
+    /// The same leaf `nr` frames further on, or back: `nr` wraps.
     fn advance(self, nr: u64, level: Level) -> Self;
     /// Whether a store of some kind goes through: decided by the format's own
     /// predicate, not by one bit.

@@ -64,7 +64,18 @@ pub fn update(cell: &AtomicU64, f: impl Fn(u64) -> Option<u64>) -> Result<u64, u
 pub fn scan(cells: &[AtomicU64], head: u64, step: u64, ignore: u64) -> usize {
     let keep = !ignore;
     let differs = |cell: &AtomicU64, e| (cell.load(Ordering::Relaxed) ^ e) & keep;
-    run_of(cells, head, step, differs, |cell, e| differs(cell, e) == 0)
+    run_of::<_, 16>(cells, head, step, differs, |cell, e| differs(cell, e) == 0)
+}
+
+/// Whether the cells hold `expected, expected + step, …`, by one branch.
+#[inline(always)]
+fn all<C>(cells: &[C], expected: u64, step: u64, differs: &impl Fn(&C, u64) -> u64) -> bool {
+    let (mut diff, mut e) = (0, expected);
+    for cell in cells {
+        diff |= differs(cell, e);
+        e = e.wrapping_add(step);
+    }
+    diff == 0
 }
 
 /// Number of leading cells, in whole groups of `N`, that hold `expected`, one step more
@@ -78,15 +89,10 @@ fn groups<C, const N: usize>(
 ) -> usize {
     let mut nr = 0;
     for group in cells.chunks_exact(N) {
-        let (mut diff, mut e) = (0, *expected);
-        for cell in group {
-            diff |= differs(cell, e);
-            e = e.wrapping_add(step);
-        }
-        if diff != 0 {
+        if !all(group, *expected, step, differs) {
             break;
         }
-        *expected = e;
+        *expected = expected.wrapping_add(step.wrapping_mul(N as u64));
         nr += N;
     }
     nr
@@ -94,25 +100,33 @@ fn groups<C, const N: usize>(
 
 /// Number of leading cells that hold `head, head + step, …`, by two tests of a cell
 /// against an expected value: `differs` is zero only if it is met and has no branch,
-/// `is` is exact.
+/// `is` is exact. The first is taken as given.
 ///
-/// Cells share one branch in groups of 16 and 8: their differences are OR-ed first. A format that
+/// Cells share one branch in groups of `N` and 8: their differences are OR-ed first. A format that
 /// stores frames inverted passes a negative `step` (rule PTE-09).
 #[inline(always)]
-pub(crate) fn run_of<C>(
+pub(crate) fn run_of<C, const N: usize>(
     cells: &[C],
     head: u64,
     step: u64,
     differs: impl Fn(&C, u64) -> u64,
     is: impl Fn(&C, u64) -> bool,
 ) -> usize {
-    // Whole groups from the head on, which is read once more: a run of 16 is one
-    // branch. If the head has changed meanwhile the slow loop takes it as given.
-    let mut expected = head;
-    let mut nr = groups::<C, 16>(cells, &mut expected, step, &differs);
-    nr += groups::<C, 8>(&cells[nr..], &mut expected, step, &differs);
-    if nr == cells.len() {
-        return nr;
+    let (mut nr, mut expected) = (0, head);
+    // By itself, so that a run of just `N` is one branch and no loop.
+    if let Some((first, rest)) = cells.split_first_chunk::<N>()
+        && all(&first[1..], head.wrapping_add(step), step, &differs)
+    {
+        if rest.is_empty() {
+            return N;
+        }
+        expected = head.wrapping_add(step.wrapping_mul(N as u64));
+        nr = N + groups::<C, N>(rest, &mut expected, step, &differs);
+    }
+    if N > 8 && nr < cells.len() {
+        // From the head on, it may be, which is read once more then. If it has changed
+        // meanwhile the loop below takes it as given.
+        nr += groups::<C, 8>(&cells[nr..], &mut expected, step, &differs);
     }
     if nr == 0 {
         expected = head.wrapping_add(step);

@@ -166,7 +166,7 @@ impl<M: Mode> Arch for Paging<M> {
         head: Self::Entry,
         max: usize,
     ) -> Batch {
-        let cells = &table.0[index..index + max];
+        let cells = &table.0[index..][..max];
         let nr = if MODE & (respect::DIRTY | respect::WRITE) == respect::DIRTY {
             Self::scan_normalised::<R, MODE>(cells, head)
         } else {

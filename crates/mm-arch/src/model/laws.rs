@@ -97,6 +97,7 @@ fn leaf<A: Arch>(e: A::Entry, level: Level) {
             let next = e.advance(n, level);
             assert_eq!(facts(next, level), Facts { pfn: f.pfn.add(n), ..f }, "{e:?} + {n}");
             assert_eq!(next, (0..n / nr_pages).fold(e, |e, _| e.advance(nr_pages, level)));
+            assert_eq!(next.advance(n.wrapping_neg(), level), e, "{next:?} - {n}");
         }
     }
     for p in templates() {
