@@ -13,7 +13,7 @@ use mm_fault::{FaultFlags, FaultPolicy, ThpPolicy, handle_fault};
 use mm_folio::{FileId, FolioFlags, FolioRun, Get};
 use mm_map::{MapPolicy, Pages, evict_range, exit, mmap_backing, unmap_object};
 use mm_pgtable::{LockedEntry, TablesStay};
-use mm_rmap::model::{ModelConfig, ModelPlatform, machine};
+use mm_rmap::model::{ModelConfig, ModelObject, ModelPlatform, machine};
 use mm_sync::atomic::{AtomicU64, Ordering::Relaxed};
 use mm_sync::model::{Bounds, caught, holds_with};
 use mm_sync::thread::spawn;
@@ -34,58 +34,19 @@ const SHARED: VmaFlags = VmaFlags::READ
     .union(VmaFlags::MAYWRITE)
     .union(VmaFlags::SOFTDIRTY);
 
+type Object = ModelObject<A>;
+
 /// An object of one page, which is cached from the start.
-#[derive(Debug)]
-struct Object {
-    cache: PageCache<P>,
-    nr_pages: AtomicU64,
-    notifies: bool,
+fn object(p: &P, notifies: bool) -> Arc<Object> {
+    let object = Object::new(p, FileId(1), BackingKind::File, notifies);
+    object.add(0, 0).expect("frames");
+    object
 }
-
-impl Object {
-    fn new(p: &P, notifies: bool) -> Arc<Self> {
-        let cache = PageCache::new(p.clone(), FileId(1));
-        let new = p.memmap().alloc(0).expect("frames");
-        new.folio().set_flag(FolioFlags::UPTODATE);
-        cache.insert(0, &new).expect("room");
-        drop(new);
-        Arc::new(Object { cache, nr_pages: AtomicU64::new(1), notifies })
-    }
-    /// As a truncation to nothing does it.
-    fn truncate(&self) {
-        self.nr_pages.store(0, Relaxed);
-        unmap_object(&MAP, self.cache.platform(), FileId(1), 0, 1, Pages::All);
-        evict_range(&MAP, &self.cache, 0, 1);
-    }
-}
-
-impl Backing for Object {
-    fn id(&self) -> FileId {
-        FileId(1)
-    }
-    fn kind(&self) -> BackingKind {
-        BackingKind::File
-    }
-    fn nr_pages(&self) -> u64 {
-        self.nr_pages.load(Relaxed)
-    }
-    fn notifies_writes(&self) -> bool {
-        self.notifies
-    }
-    fn cached(&self, index: u64) -> Option<FolioRun> {
-        self.cache.get(index)
-    }
-    fn page(&self, request: &PageRequest<'_>) -> Result<FoundPage, BackingError> {
-        let page = self.cache.get(request.index).ok_or(BackingError::PastEnd)?;
-        Ok(FoundPage { page, major: false })
-    }
-    fn make_writable(&self, index: u64) -> Result<(), BackingError> {
-        if let Some(run) = self.cache.get(index) {
-            let own = self.cache.platform().memmap().adopt_run::<Get>(run);
-            own.folio().set_flag(FolioFlags::DIRTY);
-        }
-        Ok(())
-    }
+/// As a truncation to nothing does it.
+fn truncate(object: &Object) {
+    object.set_nr_pages(0);
+    unmap_object(&MAP, object.cache().platform(), FileId(1), 0, 1, Pages::All);
+    evict_range(&MAP, object.cache(), 0, 1);
 }
 
 fn page(k: u64) -> VirtAddr {
@@ -108,7 +69,7 @@ impl Drop for Space {
 fn setup(notifies: bool) -> (P, Arc<Object>, Space) {
     let p = machine::<A>(ModelConfig { nr_frames: 8, nr_tables: 6, ..ModelConfig::tiny() })
         .expect("machine");
-    let object = Object::new(&p, notifies);
+    let object = object(&p, notifies);
     let mm = Mm::new(p.clone()).expect("space");
     let range = VirtRange::units(page(0), 1, 12).expect("range");
     mmap_backing(&mut mm.write(), range, SHARED, object.clone(), 0).expect("free");
@@ -144,11 +105,11 @@ fn truncation_vs_fault() {
             drop(mm.0.tables().ensure_table(stay(), page(0)).expect("tables"));
             let t = {
                 let object = object.clone();
-                spawn(move || object.truncate())
+                spawn(move || truncate(&object))
             };
             fault(&mm.0, FaultFlags::empty());
             t.join().expect("thread");
-            assert!(object.cache.folios().is_empty());
+            assert!(object.cache().folios().is_empty());
             assert!(entry(&mm.0).is_none(), "a page that belongs to nobody is mapped");
             exit(&MAP, &mm.0);
             assert_eq!(p.folios_in_use(), 0);

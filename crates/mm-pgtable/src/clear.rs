@@ -73,6 +73,16 @@ impl<'t, 'g, S: TableSpace> ClearedRun<'t, 'g, S> {
         self.decided = true;
         self.entry
     }
+    /// The entries become `with(k)` by their number, which is nothing present: swap
+    /// entries, markers.
+    pub fn replace(mut self, mut with: impl FnMut(usize) -> E<S>) {
+        self.decided = true;
+        for k in 0..self.nr {
+            let e = with(k);
+            debug_assert!(!e.is_present(Level::Pte), "{e:?} maps a page");
+            self.table.set(self.first + k, e);
+        }
+    }
     /// The entries come back.
     pub fn restore(self) {}
     /// The entries come back without write permission.

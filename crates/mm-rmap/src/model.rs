@@ -5,7 +5,8 @@ use alloc::boxed::Box;
 use mm_arch::Arch;
 use mm_folio::AllocError;
 pub use mm_vma::model::{
-    EventCounts, FIRST_FRAME, FailureInjector, ModelConfig, ModelFrames, ModelPlatform, ModelTables,
+    EventCounts, FIRST_FRAME, FailureInjector, ModelConfig, ModelFrames, ModelObject,
+    ModelPlatform, ModelTables,
 };
 
 /// What the trees add to a model machine.

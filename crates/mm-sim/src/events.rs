@@ -31,6 +31,9 @@ pub struct EventCounts {
     pub pages_reused: Counter,
     pub entries_widened: Counter,
     pub pmd_split: Counter,
+    pub unmap_runs: Counter,
+    pub entries_unmapped: Counter,
+    pub aging_runs: Counter,
     /// By order.
     pub anon_fault_alloc: [Counter; MAX_ORDERS],
     /// By order.
@@ -61,6 +64,9 @@ impl Observer for EventCounts {
             Event::PagesReused => self.pages_reused.add(nr),
             Event::EntriesWidened => self.entries_widened.add(nr),
             Event::PmdSplit => self.pmd_split.add(nr),
+            Event::UnmapRuns => self.unmap_runs.add(nr),
+            Event::EntriesUnmapped => self.entries_unmapped.add(nr),
+            Event::AgingRuns => self.aging_runs.add(nr),
             Event::AnonFaultAlloc => by_order(&self.anon_fault_alloc),
             Event::AnonFaultFallback => by_order(&self.anon_fault_fallback),
             Event::ShmemAlloc => by_order(&self.shmem_alloc),

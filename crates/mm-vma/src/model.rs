@@ -8,6 +8,10 @@
 //! Crates between this one and a test may keep state of their own in the
 //! machine: see [`ModelConfig::extension`].
 
+mod object;
+
+pub use object::ModelObject;
+
 use crate::{Event, Interrupt, Observer, Platform};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -90,7 +94,7 @@ impl FailureInjector {
 
 /// Events by kind.
 #[derive(Debug, Default)]
-pub struct EventCounts([Counter; 16]);
+pub struct EventCounts([Counter; 32]);
 
 impl EventCounts {
     /// How many events of this kind there were; of events about a number, the sum.

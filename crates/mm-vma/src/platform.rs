@@ -39,6 +39,13 @@ pub enum Event {
     ShmemFallback,
     /// Large folios split; the number is the order.
     FolioSplit,
+    /// Runs that reclaim unmapped: each is one removal of mappings and one put of
+    /// references.
+    UnmapRuns,
+    /// Entries in them.
+    EntriesUnmapped,
+    /// Runs whose accessed bits reclaim cleared.
+    AgingRuns,
 }
 
 /// Hears of events. `()` hears nothing and costs nothing.

@@ -19,6 +19,7 @@ use mm_x86::X86_64;
 // Those that no check uses yet.
 use mm_fault as _;
 use mm_map as _;
+use mm_reclaim as _;
 use mm_rmap as _;
 
 /// The checks in order; the number of the first that fails is the exit code.

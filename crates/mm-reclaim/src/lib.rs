@@ -1,0 +1,88 @@
+//! Reclaim: which folios are used, and how those that are not leave every address space.
+//!
+//! # The problem
+//!
+//! A machine short of memory takes pages back from whoever maps them, behind the back of
+//! programs that may use them at the same moment. CPUs go on using what they have cached,
+//! a device stores to a page that no entry maps any more, somebody takes a reference
+//! while the last mapping goes. Each of these has lost data in a kernel. And it happens
+//! millions of times: a large folio whose entries are taken one by one pays for the
+//! counts of sixteen or five hundred pages where one exchange does.
+//!
+//! # The picture
+//!
+//! ```text
+//!   folio ─► referenced ─► try_to_unmap ─────────────────► nobody maps it
+//!              │ trees       │ trees
+//!              ▼             ▼
+//!            runs of one   run ─► taken ─┬─ gone: counters, map counts, references by n
+//!            folio: bits   of one        ├─ marker, swap entry, poison
+//!            cleared       folio         └─ back, with no more rights than before
+//!                            │
+//!                          flush put off ─► FlushBatch ─► flushed ─► folios given back
+//! ```
+//!
+//! | call | answers |
+//! |---|---|
+//! | [`referenced`] | who used the folio since last time; clears the accessed bits |
+//! | [`try_to_unmap`] | whether all mappings are gone, or why not |
+//! | [`FlushBatch`] | makes the flushes that were put off, before pages are given away |
+//!
+//! # Invariants
+//!
+//! * What [`UnmapPolicy`] says changes how many entries a step takes, never what is left:
+//!   property tests compare all policies with the one that takes single entries.
+//! * A run lies in one table, one VMA and one folio (UNMAP-08), and its length is one
+//!   number that counters, map counts and references get alike (UNMAP-14, UNMAP-16).
+//! * What comes back allows no more than before (UNMAP-18), and dirt is never lost.
+//! * A page is given away behind the flush that covers its entries (TLBB-06).
+//!
+//! Lock order: folio lock, trees, table locks, counts of a folio.
+//!
+//! # Not here
+//!
+//! Swap devices, lists of folios, writing pages out.
+//!
+//! # Example
+//!
+//! ```
+//! use mm_arch::model::ModelWord;
+//! use mm_arch::{VirtAddr, VirtRange};
+//! use mm_reclaim::{FlushBatch, UnmapFlags, UnmapPolicy, Unmapped, try_to_unmap};
+//! use mm_rmap::model::{ModelConfig, machine};
+//! use mm_vma::Platform;
+//!
+//! let machine = machine::<ModelWord<8>>(ModelConfig::default())?;
+//! // A folio that nothing maps: done at once.
+//! let own = machine.memmap().alloc(2)?;
+//! let locked = own.folio().lock();
+//! let mut flushes = FlushBatch::new(&machine);
+//! let end = try_to_unmap(UnmapPolicy::All, &locked, UnmapFlags::empty(), &mut flushes);
+//! assert_eq!(end, Unmapped::All);
+//! drop(locked);
+//! flushes.free(own);
+//! flushes.finish();
+//! # let _ = VirtRange::new(VirtAddr::new(0), 0x1000);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![no_std]
+
+extern crate alloc;
+
+mod flush;
+mod policy;
+mod referenced;
+mod scope;
+mod unmap;
+
+pub use flush::FlushBatch;
+pub use policy::UnmapPolicy;
+pub use referenced::{Referenced, referenced, referenced_unlocked};
+pub use scope::ReclaimOf;
+pub use unmap::{Kept, UnmapFlags, Unmapped, try_to_unmap};
+
+use mm_arch::Arch;
+use mm_pgtable::TableSpace;
+
+/// An entry.
+pub(crate) type E<P> = <<P as TableSpace>::Arch as Arch>::Entry;

@@ -1,0 +1,281 @@
+//! Unmapping a folio everywhere.
+//!
+//! # The protocol
+//!
+//! ```text
+//!   folio lock, a reference of the caller's
+//!     trees: every VMA that may map the folio
+//!       table lock: the run of entries from here on          (decide)
+//!         take it: one exchange per entry, one token
+//!         flush now, or put it off; dirt to the folio
+//!         fate of the run: gone, non-present, or back        (lazyfree, file, swap)
+//!         counters, map counts, references: the same n
+//! ```
+//!
+//! A run is taken before anything about its folio is asked, since the answers change as
+//! long as somebody can get at the page by the entries. So the token may have to bring it
+//! back, and can (rule UNMAP-18).
+
+mod decide;
+mod file;
+mod lazyfree;
+mod restore;
+mod swap;
+
+use crate::policy::{Strategy, by_policy};
+use crate::{E, FlushBatch, UnmapPolicy};
+use core::num::NonZeroU32;
+use core::ops::ControlFlow;
+use decide::Fate;
+use mm_arch::{Entry, Level, NonPresent, SwapBits};
+use mm_folio::{Folio, FolioFlags, FolioLockGuard, FolioRun, Get};
+use mm_rmap::{Hit, Lookup, MappedWalk, Peek, PteHit, RmapPlatform, Seek, Strict, Visit, WalkEnd};
+use mm_vma::{Event, Mm, Observer, Platform, RssKind, VmaFlags};
+use restore::Taken;
+
+bitflags::bitflags! {
+    /// How a folio is unmapped (rule UNMAP-02).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct UnmapFlags: u8 {
+        /// PMD leaves are split, and their pages unmapped one by one or in runs.
+        const SPLIT_PMD = 1 << 0;
+        /// Memory locks do not count.
+        const IGNORE_MLOCK = 1 << 1;
+        /// Wait for whoever is changing an entry: what is not found is not mapped.
+        /// Without it, entries that are being changed may be overlooked.
+        const SYNC = 1 << 2;
+        /// Entries of a poisoned page say so afterwards.
+        const HWPOISON = 1 << 3;
+        /// Flushes are put off until the caller makes them.
+        const PUT_OFF_FLUSH = 1 << 4;
+    }
+}
+
+/// What came of unmapping.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub enum Unmapped {
+    /// Nothing maps the folio.
+    All,
+    /// It is still mapped.
+    Kept(Kept),
+}
+
+/// Why a folio stays mapped. What was unmapped before stays so.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kept {
+    /// A memory lock holds it (rule UNMAP-03).
+    Locked,
+    /// It was given up, and has been stored to since: it is normal memory again.
+    Dirty,
+    /// Somebody else holds it, and may store to it.
+    Referenced,
+    /// A PMD leaf maps it, and was not to be split.
+    Leaf,
+    /// It has no place on a swap device.
+    NoSwap,
+    /// A mapping was not found: it came meanwhile, or an entry was being changed.
+    Overlooked,
+}
+
+/// Unmaps a folio from every address space (rules UNMAP-01..19). Stops at the first
+/// mapping that cannot go.
+///
+/// The caller holds the folio lock and a reference, and no table lock. Flushes that
+/// [`UnmapFlags::PUT_OFF_FLUSH`] puts off are in `flushes`: the caller sees to them
+/// before it gives the folio away, and before it unlocks a folio that has become dirty.
+pub fn try_to_unmap<P: RmapPlatform>(
+    policy: UnmapPolicy,
+    locked: &FolioLockGuard<'_, P>,
+    flags: UnmapFlags,
+    flushes: &mut FlushBatch<'_, P>,
+) -> Unmapped {
+    let folio = locked.folio();
+    let mut unmap = Unmap { folio, flags, flushes, kept: None };
+    by_policy!(policy, walk::<P>(&mut unmap));
+    match (folio.is_mapped(), unmap.kept) {
+        (false, _) => Unmapped::All,
+        (true, kept) => Unmapped::Kept(kept.unwrap_or(Kept::Overlooked)),
+    }
+}
+
+/// One unmapping.
+struct Unmap<'u, 'm, 'p, P: RmapPlatform> {
+    folio: Folio<'m, P>,
+    flags: UnmapFlags,
+    flushes: &'u mut FlushBatch<'p, P>,
+    kept: Option<Kept>,
+}
+
+fn walk<B: Strategy, P: RmapPlatform>(unmap: &mut Unmap<'_, '_, '_, P>) {
+    let (folio, platform) = (unmap.folio, unmap.flushes.platform());
+    let sync = unmap.flags.contains(UnmapFlags::SYNC);
+    let visit = &mut |mm: &alloc::sync::Arc<Mm<P>>, visit: Visit<'_>| {
+        if sync {
+            unmap.in_vma::<B, Strict>(mm, &visit)
+        } else {
+            unmap.in_vma::<B, Peek>(mm, &visit)
+        }
+    };
+    let end = if folio.is_anon() {
+        platform.anon_trees().walk(folio, visit)
+    } else {
+        platform.file_trees().walk(folio, visit)
+    };
+    debug_assert!(end != WalkEnd::Contended, "the walk waits");
+}
+
+/// What a step of the walk asks for.
+enum Step {
+    /// So many entries were dealt with.
+    Done(usize),
+    /// The leaf is to be split.
+    Split,
+    /// A reason to stop.
+    Keep(Kept),
+    /// The VMA maps no more of the folio.
+    LastHere,
+}
+
+impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
+    fn in_vma<B: Strategy, L: Lookup>(&mut self, mm: &Mm<P>, visit: &Visit<'_>) -> ControlFlow<()> {
+        let mut walk = MappedWalk::<P, L>::new(mm, visit, self.folio, Seek::Mappings);
+        if visit.flags.contains(VmaFlags::LOCKED) && !self.flags.contains(UnmapFlags::IGNORE_MLOCK)
+        {
+            return match seen_whole(self.folio, walk) {
+                Seen::Nothing => ControlFlow::Continue(()),
+                seen => {
+                    if seen == Seen::Whole {
+                        mlock(self.folio);
+                    }
+                    self.kept = Some(Kept::Locked);
+                    ControlFlow::Break(())
+                }
+            };
+        }
+        while let Some(hit) = walk.next_hit() {
+            let step = match hit {
+                Hit::Pmd(_) if self.flags.contains(UnmapFlags::SPLIT_PMD) => Step::Split,
+                Hit::Pmd(_) => Step::Keep(Kept::Leaf),
+                Hit::Pte(at) => self.step::<B>(mm, visit, at),
+            };
+            match step {
+                Step::Done(n) => walk.consumed(n),
+                Step::Split => walk.split_pmd(),
+                Step::LastHere => break,
+                Step::Keep(why) => {
+                    self.kept = Some(why);
+                    return ControlFlow::Break(());
+                }
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Unmaps the run that starts at a hit.
+    fn step<B: Strategy>(&mut self, mm: &Mm<P>, visit: &Visit<'_>, at: PteHit<'_, '_, P>) -> Step {
+        let (folio, page) = (self.folio, at.page);
+        let fate = Fate::of(folio, at.entry, visit, self.flags);
+        let taken = if at.entry.is_present(Level::Pte) {
+            let run = decide::run::<B, P>(folio, &at, visit, self.flags);
+            let mut owed = mm.tables().tlb().obligation();
+            let taken = Taken::run(at.table, run, &mut owed);
+            let dirty = taken.entry().is_dirty();
+            if self.flags.contains(UnmapFlags::PUT_OFF_FLUSH) {
+                self.flushes.put_off(mm, owed, dirty);
+            } else {
+                owed.now();
+            }
+            // The entries were all that knew.
+            if dirty {
+                folio.set_flag(FolioFlags::DIRTY);
+            }
+            taken
+        } else {
+            Taken::device(at.table, at.index, at.entry)
+        };
+        let n = taken.n();
+        let kind = RssKind::of(folio);
+        match fate {
+            Fate::Poison => poison::<P>(folio, page, taken),
+            Fate::Drop => taken.commit(),
+            Fate::File => file::leave(visit, taken),
+            Fate::Lazyfree => match lazyfree::may_discard(folio, visit.flags) {
+                Ok(()) => taken.commit(),
+                Err(why) => {
+                    taken.restore();
+                    return Step::Keep(why);
+                }
+            },
+            Fate::Swap => {
+                if let Err(why) = swap::swap_out(folio, page, taken) {
+                    return Step::Keep(why);
+                }
+            }
+        }
+        self.finish(mm, kind, page, n);
+        // All of the folio: this VMA has no more of it (rule UNMAP-15).
+        if n.get() == folio.nr_pages() { Step::LastHere } else { Step::Done(n.get() as usize) }
+    }
+
+    /// `n` entries are gone: counters, map counts and references follow, all by `n`
+    /// (rule UNMAP-14). The caller's own reference keeps the folio.
+    fn finish(&self, mm: &Mm<P>, kind: RssKind, page: u32, n: NonZeroU32) {
+        let folio = self.folio;
+        mm.counters().sub(kind, n.get().into());
+        folio.remove_ptes(page, n, mm.id());
+        folio.memmap().put_run::<Get>(FolioRun::new(folio.head(), page, n.get()));
+        let observer = mm.platform().observer();
+        observer.event(Event::UnmapRuns, 1);
+        observer.event(Event::EntriesUnmapped, n.get().into());
+    }
+}
+
+/// The entry says that the page is poisoned.
+fn poison<P: Platform>(folio: Folio<'_, P>, page: u32, taken: Taken<'_, '_, P>) {
+    let pfn = folio.page(page);
+    match E::<P>::from_nonpresent(NonPresent::Hwpoison(pfn), SwapBits::default()) {
+        Ok(poisoned) => taken.replace(|_| poisoned),
+        // No room for the frame: an access finds nothing, which is no worse.
+        Err(_) => taken.commit(),
+    }
+}
+
+/// How much of a folio a VMA maps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Seen {
+    Nothing,
+    /// A part, or all of it but by more than one table.
+    Part,
+    /// All of it, by one table or one leaf.
+    Whole,
+}
+
+/// How much of the folio `walk` finds (rules REF-03, UNMAP-03).
+pub(crate) fn seen_whole<P: RmapPlatform, L: Lookup>(
+    folio: Folio<'_, P>,
+    mut walk: MappedWalk<'_, P, L>,
+) -> Seen {
+    let mut seen = 0;
+    while let Some(hit) = walk.next_hit() {
+        let n = match hit {
+            Hit::Pmd(_) => return Seen::Whole,
+            Hit::Pte(at) if at.entry.is_present(Level::Pte) => {
+                at.table.run::<{ mm_arch::respect::NOTHING }>(at.index, at.entry, at.limit).nr()
+            }
+            Hit::Pte(_) => 1,
+        };
+        walk.consumed(n);
+        seen += n as u64;
+    }
+    match seen {
+        0 => Seen::Nothing,
+        n if n == u64::from(folio.nr_pages()) && !walk.crossed_table() => Seen::Whole,
+        _ => Seen::Part,
+    }
+}
+
+/// All of the folio is in a locked mapping: it stays in memory.
+pub(crate) fn mlock<P: Platform>(folio: Folio<'_, P>) {
+    folio.set_flag(FolioFlags::MLOCKED | FolioFlags::UNEVICTABLE);
+}

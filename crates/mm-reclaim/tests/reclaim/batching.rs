@@ -1,0 +1,299 @@
+//! What is left does not depend on the policy: over random tables, every policy leaves
+//! what the one that takes single entries leaves.
+//!
+//! A run of pages that were given up and that cannot be dropped comes back as a whole,
+//! while single entries before the one that made the difference are gone: then the
+//! policies may differ in how much stays, but what stays is as it was.
+
+use crate::common::*;
+use mm_arch::model::{ModelCont, ModelPair, ModelWord};
+use mm_arch::{Arch, Entry, Level};
+use mm_folio::{FolioFlags, Get};
+use mm_map::fork;
+use mm_reclaim::{ReclaimOf, Referenced, UnmapPolicy, Unmapped, referenced};
+use mm_vma::{BackingKind, Platform, RssKind, VmaFlags};
+use mm_x86::X86_64;
+use proptest::prelude::*;
+
+/// A mapping of a part of the folio, and the bits of its pages.
+#[derive(Clone, Debug)]
+struct View {
+    first: u32,
+    nr: u32,
+    /// Pages before the end of a table that it starts at; 0 starts with the table.
+    before_end: u64,
+    holes: u16,
+    read_only: u16,
+    dirty: u16,
+    old: u16,
+    not_soft: u16,
+    wp: u16,
+    armed: bool,
+}
+
+fn bits() -> impl Strategy<Value = u16> {
+    // Sparse bits: long runs must happen.
+    prop_oneof![4 => Just(0u16), 1 => any::<u16>(), 1 => (0..16u32).prop_map(|b| 1 << b)]
+}
+fn view() -> impl Strategy<Value = View> {
+    (
+        (0..16u32).prop_flat_map(|first| (Just(first), 1..=16 - first)),
+        prop_oneof![2 => Just(0u64), 1 => 1..16u64],
+        (bits(), bits(), bits(), bits(), bits(), bits()),
+        any::<bool>(),
+    )
+        .prop_map(|((first, nr), before_end, b, armed)| View {
+            first,
+            nr,
+            before_end,
+            holes: b.0,
+            read_only: b.1,
+            dirty: b.2,
+            old: b.3,
+            not_soft: b.4,
+            wp: b.5,
+            armed,
+        })
+}
+
+fn place<A: Arch>(view: &View) -> u64 {
+    pmd_pages::<A>() * 2 - view.before_end
+}
+fn edit_page<A: Arch>(mm: &Space<A>, page: u64, k: u32, view: &View) {
+    let on = |bits: u16| bits >> k & 1 != 0;
+    edit::<A>(mm, page, |e| {
+        let mut e = e;
+        if on(view.dirty) {
+            e = e.mkdirty();
+        }
+        if on(view.old) {
+            e = e.mkold();
+        }
+        if on(view.not_soft) {
+            e = e.clear_soft_dirty();
+        }
+        if on(view.read_only) {
+            e = e.wrprotect();
+        }
+        if A::HAS_UFFD_WP && view.armed && on(view.wp) { e.mkuffd_wp() } else { e }
+    });
+}
+
+/// What is left: entries of every space, counters, counts of the folio, its flags.
+#[derive(Clone, PartialEq, Debug)]
+struct Left {
+    end: Unmapped,
+    entries: Vec<Vec<(u64, u64)>>,
+    resident: Vec<u64>,
+    counts: (i32, u32),
+    flags: FolioFlags,
+}
+
+/// Unmaps a folio of a file that spaces map as `views` say.
+fn of_a_file<A: Arch>(views: &[View], policy: UnmapPolicy, kind: BackingKind) -> Left {
+    let m = new_machine::<A>();
+    let o = object(&m, kind);
+    let folio = o.add(0, 4).expect("memory");
+    let spaces: Vec<_> = views
+        .iter()
+        .map(|view| {
+            let (mm, at) = (empty_space(&m), place::<A>(view));
+            let armed = if view.armed { VmaFlags::UFFD_WP } else { VmaFlags::empty() };
+            show_with(&mm, at, view.nr.into(), &o, view.first.into(), SHARED | armed);
+            for k in (0..view.nr).filter(|k| view.holes >> k & 1 == 0) {
+                let page = at + u64::from(k);
+                map_pages(&mm, page, folio, view.first + k, 1);
+                edit_page::<A>(&mm, page, k, view);
+            }
+            mm
+        })
+        .collect();
+    let end = unmap(&m, policy, folio);
+    let left = Left {
+        end,
+        entries: spaces
+            .iter()
+            .zip(views)
+            .map(|(mm, view)| {
+                let at = place::<A>(view);
+                (at..at + u64::from(view.nr)).map(|p| (p, pte::<A>(mm, p).raw())).collect()
+            })
+            .collect(),
+        resident: spaces.iter().map(|mm| mm.counters().resident()).collect(),
+        counts: (folio.refcount(), folio.mapcount()),
+        flags: folio.flags(),
+    };
+    finish_all(&m, spaces, vec![o]);
+    left
+}
+
+fn files<A: Arch>(views: &[View], kind: BackingKind) -> Result<(), TestCaseError> {
+    let single = of_a_file::<A>(views, UnmapPolicy::Page, kind);
+    prop_assert_eq!(single.end, Unmapped::All);
+    prop_assert_eq!(single.counts, (16, 0));
+    for policy in POLICIES {
+        prop_assert_eq!(&of_a_file::<A>(views, policy, kind), &single, "{:?}", policy);
+    }
+    Ok(())
+}
+
+/// A folio that was given up, in one or two spaces.
+#[derive(Clone, Debug)]
+struct GivenUp {
+    view: View,
+    forked: bool,
+    held: bool,
+    droppable: bool,
+}
+
+/// A page by its facts: (page, frame, writable, soft-dirty, uffd-wp).
+type Fact = (u64, u64, bool, bool, bool);
+
+fn facts<A: Arch>(mm: &Space<A>, at: u64) -> Vec<Fact> {
+    (at..at + 16)
+        .filter_map(|page| {
+            let e = pte::<A>(mm, page);
+            let leaf = e.is_leaf(Level::Pte);
+            leaf.then(|| {
+                let soft = e.is_soft_dirty();
+                let writable = e.is_writable(Level::Pte);
+                (page, e.pfn(Level::Pte).get(), writable, soft, e.is_uffd_wp())
+            })
+        })
+        .collect()
+}
+
+/// Whether all of it went.
+fn given_up<A: Arch>(g: &GivenUp, policy: UnmapPolicy) -> Result<bool, TestCaseError> {
+    let m = new_machine::<A>();
+    let p = empty_space(&m);
+    let at = place::<A>(&g.view);
+    let mut flags = RW;
+    flags.set(VmaFlags::DROPPABLE, g.droppable);
+    flags.set(VmaFlags::UFFD_WP, g.view.armed);
+    anon_with(&p, at, 16, flags);
+    let folio = m.memmap().folio(map_lazyfree(&p, at, 4).head());
+    for k in 0..16 {
+        edit_page::<A>(&p, at + u64::from(k), k, &g.view);
+    }
+    let mut spaces = vec![p];
+    if g.forked {
+        let child = fork(&BATCHED, &spaces[0]).expect("memory");
+        spaces.push(child);
+    }
+    for k in (0..16).filter(|k| g.view.holes >> k & 1 != 0) {
+        unmap_one::<A>(&spaces[0], at + k);
+    }
+    let mapped = folio.mapcount();
+    let before: Vec<_> = spaces.iter().map(|mm| facts::<A>(mm, at)).collect();
+    let stored = spaces.iter().any(|mm| !which::<A>(mm, at, 16, |e| e.is_dirty()).is_empty());
+    let keep = folio.grab::<Get>(1).expect("fits");
+    let held = g.held.then(|| folio.grab::<Get>(1).expect("fits"));
+    // Reclaim's own reference, and one if somebody holds it.
+    let end = {
+        let mut flushes = mm_reclaim::FlushBatch::new(&m);
+        mm_reclaim::try_to_unmap(policy, &folio.lock(), RECLAIM, &mut flushes)
+    };
+    let after: Vec<_> = spaces.iter().map(|mm| facts::<A>(mm, at)).collect();
+    let mut left = 0;
+    for ((mm, before), after) in spaces.iter().zip(&before).zip(&after) {
+        // What stays is as it was.
+        prop_assert!(after.iter().all(|f| before.contains(f)), "{before:?} became {after:?}");
+        prop_assert_eq!(mm.counters().get(RssKind::Anon), after.len() as u64);
+        left += after.len();
+    }
+    prop_assert_eq!(folio.mapcount() as usize, left);
+    prop_assert_eq!(folio.refcount() as usize, left + 1 + usize::from(g.held));
+    prop_assert_eq!(end == Unmapped::All, left == 0);
+    if mapped > 0 {
+        let dropped = !g.held && (!stored || g.droppable);
+        prop_assert_eq!(end == Unmapped::All, dropped, "{:?}", end);
+    }
+    let normal = folio.has(FolioFlags::SWAPBACKED);
+    prop_assert!(!normal || stored, "only a store makes it normal memory");
+    drop((held, keep));
+    for mm in &spaces {
+        mm_map::exit(&BATCHED, mm);
+    }
+    Ok(end == Unmapped::All)
+}
+fn given_up_alike<A: Arch>(g: &GivenUp) -> Result<(), TestCaseError> {
+    let single = given_up::<A>(g, UnmapPolicy::Page)?;
+    for policy in POLICIES {
+        prop_assert_eq!(given_up::<A>(g, policy)?, single, "{:?}", policy);
+    }
+    Ok(())
+}
+
+fn aging<A: Arch>(views: &[View]) -> Result<(), TestCaseError> {
+    let mut results = Vec::new();
+    for policy in POLICIES {
+        let m = new_machine::<A>();
+        let o = object(&m, BackingKind::File);
+        let folio = o.add(0, 4).expect("memory");
+        let spaces: Vec<_> = views
+            .iter()
+            .map(|view| {
+                let (mm, at) = (empty_space(&m), place::<A>(view));
+                show(&mm, at, view.nr.into(), &o, view.first.into());
+                for k in (0..view.nr).filter(|k| view.holes >> k & 1 == 0) {
+                    map_pages(&mm, at + u64::from(k), folio, view.first + k, 1);
+                    edit_page::<A>(&mm, at + u64::from(k), k, view);
+                }
+                mm
+            })
+            .collect();
+        let got = referenced(policy, &m, &folio.lock(), ReclaimOf::Everybody);
+        let Referenced::By { nr, .. } = got else { panic!("{got:?}") };
+        let entries: Vec<Vec<_>> = spaces
+            .iter()
+            .zip(views)
+            .map(|(mm, view)| {
+                let at = place::<A>(view);
+                (at..at + u64::from(view.nr)).map(|p| pte::<A>(mm, p).raw()).collect()
+            })
+            .collect();
+        finish_all(&m, spaces, vec![o]);
+        results.push((nr > 0, entries));
+    }
+    for other in &results[1..] {
+        prop_assert_eq!(&results[0], other);
+    }
+    Ok(())
+}
+
+macro_rules! on_formats {
+    ($f:ident($($arg:expr),*)) => {{
+        $f::<ModelWord<32>>($($arg),*)?;
+        $f::<ModelPair<32>>($($arg),*)?;
+        $f::<ModelCont<32, 4>>($($arg),*)?;
+        $f::<X86_64>($($arg),*)?;
+    }};
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Rules: BATCH-18, UNMAP-07, UNMAP-08, UNMAP-10, UNMAP-12, UNMAP-14..16.
+    #[test]
+    fn files_leave_the_same(views in prop::collection::vec(view(), 1..4), shmem in any::<bool>()) {
+        let kind = if shmem { BackingKind::Shmem } else { BackingKind::File };
+        on_formats!(files(&views, kind));
+    }
+    /// Rules: BATCH-18, UNMAP-08, UNMAP-09, UNMAP-17, UNMAP-18.
+    #[test]
+    fn what_was_given_up_goes_or_stays_as_it_was(
+        view in view(),
+        forked in any::<bool>(),
+        held in prop::bool::weighted(0.3),
+        droppable in prop::bool::weighted(0.3),
+    ) {
+        let g = GivenUp { view, forked, held, droppable };
+        on_formats!(given_up_alike(&g));
+    }
+    /// Rules: BATCH-18, REF-05, REF-06, REF-11, REF-12.
+    #[test]
+    fn aging_leaves_the_same(views in prop::collection::vec(view(), 1..4)) {
+        on_formats!(aging(&views));
+    }
+}

@@ -1,0 +1,502 @@
+//! Unmapping of single folios: what goes, what stays, and what is counted.
+
+mod generic {
+    use crate::common::*;
+    use mm_arch::{Arch, DeviceKind, Entry, Level, Markers, NonPresent, SwapBits, VirtRange};
+    use mm_folio::{FolioFlags, Get, Pin};
+    use mm_map::{Advice, fork, madvise, mprotect, mremap_move};
+    use mm_reclaim::{FlushBatch, Kept, UnmapFlags, UnmapPolicy, Unmapped, try_to_unmap};
+    use mm_vma::{BackingKind, RssKind, VmaFlags};
+
+    fn is_marker<A: Arch>(e: E<A>) -> bool {
+        e.nonpresent(Level::Pte) == Some(NonPresent::Marker(Markers::UFFD_WP))
+    }
+
+    pub fn a_file_folio_goes_in_one_run_per_space<A: Arch>() {
+        for policy in POLICIES {
+            let m = new_machine::<A>();
+            let o = object(&m, BackingKind::File);
+            let folio = o.add(0, 4).expect("memory");
+            let spaces = vec![empty_space(&m), empty_space(&m)];
+            for mm in &spaces {
+                show(mm, 0, 16, &o, 0);
+                map_pages(mm, 0, folio, 0, 16);
+            }
+            assert_eq!(refs_and_maps::<A>(folio), (16 + 32, 32));
+            let (end, runs, entries) = counted(&m, || unmap(&m, policy, folio));
+            assert_eq!(end, Unmapped::All);
+            let batched = matches!(policy, UnmapPolicy::File | UnmapPolicy::All);
+            assert_eq!((runs, entries), (if batched { 2 } else { 32 }, 32), "{policy:?}");
+            assert_eq!(refs_and_maps::<A>(folio), (16, 0));
+            for mm in &spaces {
+                assert_eq!(mm.counters().resident(), 0);
+                assert_eq!(which::<A>(mm, 0, 16, |e| !e.is_none()), []);
+            }
+            assert!(!folio.has(FolioFlags::DIRTY));
+            finish_all(&m, spaces, vec![o]);
+        }
+    }
+
+    pub fn a_run_ends_with_its_table<A: Arch>() {
+        for policy in [UnmapPolicy::Lazyfree, UnmapPolicy::All] {
+            let m = new_machine::<A>();
+            let p = space(&m, 2 * pmd_pages::<A>());
+            let folio = map_lazyfree(&p, 0, 4);
+            // As a move that is not aligned leaves it: four pages before the table's end.
+            let to = 2 * pmd_pages::<A>() + pmd_pages::<A>() - 4;
+            mremap_move(
+                &BATCHED,
+                &mut p.write(),
+                pages::<A>(0, 16),
+                va::<A>(to),
+                mm_map::OldPlace::Unmap,
+            )
+            .expect("memory");
+            // What is behind the folio in the next table is not touched.
+            let guard =
+                E::<A>::from_nonpresent(NonPresent::Marker(Markers::GUARD), SwapBits::default())
+                    .expect("encodes");
+            anon_with(&p, to + 16, 1, RW);
+            set_pte::<A>(&p, to + 16, guard);
+            let (end, runs, entries) = counted(&m, || unmap(&m, policy, folio));
+            assert_eq!((end, runs, entries), (Unmapped::All, 2, 16));
+            assert_eq!(pte::<A>(&p, to + 16), guard);
+            assert_eq!(p.counters().resident(), 0);
+            finish(&m, vec![p]);
+        }
+    }
+
+    pub fn a_run_ends_with_its_mapping<A: Arch>() {
+        let m = new_machine::<A>();
+        let o = object(&m, BackingKind::File);
+        let folio = o.add(0, 4).expect("memory");
+        let p = empty_space(&m);
+        // Pages 3..8 in one mapping, and beside it, in the same table, 9..12 in another.
+        show(&p, 3, 5, &o, 3);
+        map_pages(&p, 3, folio, 3, 5);
+        show_with(&p, 8, 4, &o, 8, SHARED | VmaFlags::RAND_READ);
+        map_pages(&p, 9, folio, 9, 3);
+        let (end, runs, entries) = counted(&m, || unmap(&m, UnmapPolicy::All, folio));
+        assert_eq!((end, runs, entries), (Unmapped::All, 2, 8));
+        assert_eq!(refs_and_maps::<A>(folio), (16, 0));
+        finish_all(&m, vec![p], vec![o]);
+    }
+
+    pub fn counters_by_n_and_marks_one_by_one<A: Arch>() {
+        for policy in POLICIES {
+            let m = new_machine::<A>();
+            let o = object(&m, BackingKind::File);
+            let folio = o.add(0, 4).expect("memory");
+            let (a, b) = (empty_space(&m), empty_space(&m));
+            show(&a, 0, 16, &o, 0);
+            map_pages(&a, 0, folio, 0, 16);
+            dirty::<A>(&a, 7);
+            show_with(&b, 0, 16, &o, 0, SHARED | VmaFlags::UFFD_WP);
+            map_pages(&b, 3, folio, 3, 7);
+            if A::HAS_UFFD_WP {
+                edit::<A>(&b, 4, |e| e.mkuffd_wp());
+                edit::<A>(&b, 5, |e| e.mkuffd_wp());
+            }
+            let flushes = m.tlb_flushes();
+            let held = Isolated::of(folio);
+            let mut batch = FlushBatch::new(&m);
+            let (end, runs, entries) =
+                counted(&m, || try_to_unmap(policy, &held.locked, RECLAIM, &mut batch));
+            assert_eq!((end, entries), (Unmapped::All, 23));
+            assert_eq!(m.tlb_flushes(), flushes, "none before it is needed");
+            assert!(batch.is_outstanding());
+            assert!(folio.has(FolioFlags::DIRTY), "the dirt of page 7");
+            assert_eq!(a.counters().resident(), 0);
+            assert_eq!(b.counters().resident(), 0);
+            let expected_runs = match policy {
+                UnmapPolicy::Page | UnmapPolicy::Lazyfree => 23,
+                UnmapPolicy::File => 1 + 7,
+                // The marked pages are not like the others.
+                UnmapPolicy::All if A::HAS_UFFD_WP => 1 + 3,
+                UnmapPolicy::All => 1 + 1,
+            };
+            assert_eq!(runs, expected_runs, "{policy:?}");
+            let marked: &[u64] = if A::HAS_UFFD_WP { &[4, 5] } else { &[] };
+            assert_eq!(which::<A>(&b, 0, 16, |e| !e.is_none()), marked);
+            assert_eq!(which::<A>(&b, 0, 16, is_marker::<A>), marked);
+            assert_eq!(which::<A>(&a, 0, 16, |e| !e.is_none()), []);
+            drop((batch, held));
+            finish_all(&m, vec![a, b], vec![o]);
+        }
+    }
+
+    pub fn every_marked_entry_of_a_run_leaves_a_marker<A: Arch>() {
+        if !A::HAS_UFFD_WP {
+            return;
+        }
+        for policy in POLICIES {
+            let m = new_machine::<A>();
+            let o = object(&m, BackingKind::Shmem);
+            let folio = o.add(0, 4).expect("memory");
+            let p = empty_space(&m);
+            show_with(&p, 0, 16, &o, 0, SHARED | VmaFlags::UFFD_WP);
+            map_pages(&p, 0, folio, 0, 16);
+            for k in 0..16 {
+                edit::<A>(&p, k, |e| e.mkuffd_wp());
+            }
+            assert_eq!(p.counters().get(RssKind::Shmem), 16);
+            let (end, runs, _) = counted(&m, || unmap(&m, policy, folio));
+            assert_eq!(end, Unmapped::All);
+            // Series 004 takes single entries there; ours takes the run.
+            assert_eq!(runs, if policy == UnmapPolicy::All { 1 } else { 16 }, "{policy:?}");
+            assert_eq!(which::<A>(&p, 0, 16, is_marker::<A>).len(), 16);
+            assert_eq!(p.counters().resident(), 0);
+            finish_all(&m, vec![p], vec![o]);
+        }
+    }
+
+    pub fn pages_given_up_are_dropped<A: Arch>() {
+        for policy in POLICIES {
+            let m = new_machine::<A>();
+            let p = space(&m, 16);
+            let folio = map_lazyfree(&p, 0, 4);
+            // Only page 5 is writable, and page 9 is young: three runs.
+            for k in (0..16).filter(|k| *k != 5) {
+                edit::<A>(&p, k, |e| e.wrprotect());
+            }
+            edit::<A>(&p, 9, |e| e.mkyoung());
+            let (end, runs, entries) = counted(&m, || unmap(&m, policy, folio));
+            assert_eq!((end, entries), (Unmapped::All, 16));
+            assert_eq!(runs, if policy == UnmapPolicy::Page { 16 } else { 3 }, "{policy:?}");
+            assert_eq!(p.counters().resident(), 0);
+            finish(&m, vec![p]);
+        }
+    }
+
+    pub fn a_store_keeps_what_was_given_up<A: Arch>() {
+        for policy in POLICIES {
+            let m = new_machine::<A>();
+            let p = space(&m, 16);
+            let folio = map_lazyfree(&p, 0, 4);
+            dirty::<A>(&p, 0);
+            edit::<A>(&p, 12, |e| e.wrprotect());
+            let before: Vec<_> = (0..16).map(|k| pte::<A>(&p, k)).collect();
+            let end = unmap(&m, policy, folio);
+            assert_eq!(end, Unmapped::Kept(Kept::Dirty), "{policy:?}");
+            assert!(folio.has(FolioFlags::DIRTY | FolioFlags::SWAPBACKED));
+            assert_eq!(refs_and_maps::<A>(folio), (16, 16));
+            assert_eq!(p.counters().get(RssKind::Anon), 16);
+            for (k, old) in before.iter().enumerate() {
+                let new = pte::<A>(&p, k as u64);
+                assert_eq!(new.pfn(Level::Pte), old.pfn(Level::Pte));
+                assert_eq!(new.is_writable(Level::Pte), old.is_writable(Level::Pte), "page {k}");
+                assert_eq!(new.is_soft_dirty(), old.is_soft_dirty(), "page {k}");
+            }
+            assert!(pte::<A>(&p, 0).is_dirty());
+            audit(&m, &[&p]);
+            finish(&m, vec![p]);
+        }
+    }
+
+    pub fn a_reference_keeps_what_was_given_up<A: Arch>() {
+        for policy in POLICIES {
+            for pinned in [false, true] {
+                let m = new_machine::<A>();
+                let p = space(&m, 16);
+                let folio = map_lazyfree(&p, 0, 4);
+                let held = (!pinned).then(|| folio.grab::<Get>(1).expect("fits"));
+                let pin = pinned.then(|| folio.grab::<Pin>(1).expect("fits"));
+                let end = unmap(&m, policy, folio);
+                assert_eq!(end, Unmapped::Kept(Kept::Referenced), "{policy:?}");
+                // It stays given up: who holds it has not stored yet.
+                assert!(!folio.flags().intersects(FolioFlags::SWAPBACKED | FolioFlags::DIRTY));
+                assert_eq!(folio.mapcount(), 16);
+                assert_eq!(writable::<A>(&p, 0, 16).len(), 16);
+                drop((held, pin));
+                assert_eq!(unmap(&m, policy, folio), Unmapped::All);
+                finish(&m, vec![p]);
+            }
+        }
+    }
+
+    pub fn what_comes_back_is_no_wider<A: Arch>() {
+        for policy in POLICIES {
+            let m = new_machine::<A>();
+            let p = space(&m, 16);
+            let folio = map_lazyfree(&p, 0, 4);
+            // The lower half was not inherited: it stays writable and exclusive.
+            madvise(&BATCHED, &mut p.write(), pages::<A>(0, 8), Advice::DontFork).expect("mapped");
+            let c = fork(&BATCHED, &p).expect("memory");
+            madvise(&BATCHED, &mut p.write(), pages::<A>(0, 8), Advice::DoFork).expect("mapped");
+            assert_eq!(writable::<A>(&p, 0, 16), [0, 1, 2, 3, 4, 5, 6, 7]);
+            dirty::<A>(&p, 0);
+            assert_eq!(unmap(&m, policy, folio), Unmapped::Kept(Kept::Dirty));
+            assert_eq!(writable::<A>(&p, 0, 16), [0, 1, 2, 3, 4, 5, 6, 7], "{policy:?}");
+            assert_eq!(writable::<A>(&c, 0, 16), []);
+            audit(&m, &[&p, &c]);
+            finish(&m, vec![p, c]);
+        }
+    }
+
+    pub fn droppable_memory_goes_dirty_or_not<A: Arch>() {
+        for policy in POLICIES {
+            let m = new_machine::<A>();
+            let p = empty_space(&m);
+            anon_with(&p, 0, 16, RW | VmaFlags::DROPPABLE);
+            let folio = map_lazyfree(&p, 0, 4);
+            dirty::<A>(&p, 3);
+            let held = folio.grab::<Get>(1).expect("fits");
+            assert_eq!(unmap(&m, policy, folio), Unmapped::Kept(Kept::Referenced));
+            drop(held);
+            assert_eq!(unmap(&m, policy, folio), Unmapped::All);
+            finish(&m, vec![p]);
+        }
+    }
+
+    pub fn a_device_entry_after_a_run_counts_as_one<A: Arch>() {
+        for policy in POLICIES {
+            let m = new_machine::<A>();
+            let p = empty_space(&m);
+            anon_with(&p, 0, 16, RW | VmaFlags::DROPPABLE);
+            let folio = map_lazyfree(&p, 0, 4);
+            let device = NonPresent::Device { kind: DeviceKind::Exclusive, pfn: folio.page(12) };
+            let Ok(device) = E::<A>::from_nonpresent(device, SwapBits::default()) else { continue };
+            set_pte::<A>(&p, 12, device);
+            let (end, runs, entries) = counted(&m, || unmap(&m, policy, folio));
+            assert_eq!((end, entries), (Unmapped::All, 16));
+            assert_eq!(runs, if policy == UnmapPolicy::Page { 16 } else { 3 });
+            assert_eq!(p.counters().resident(), 0);
+            finish(&m, vec![p]);
+        }
+    }
+
+    pub fn a_device_entry_comes_back_as_it_was<A: Arch>() {
+        let m = new_machine::<A>();
+        let p = space(&m, 16);
+        let folio = map_lazyfree(&p, 0, 0);
+        let device = NonPresent::Device { kind: DeviceKind::Exclusive, pfn: folio.head() };
+        let device = E::<A>::from_nonpresent(device, SwapBits::default()).expect("encodes");
+        set_pte::<A>(&p, 0, device);
+        let _held = folio.grab::<Get>(1).expect("fits");
+        assert_eq!(unmap(&m, UnmapPolicy::All, folio), Unmapped::Kept(Kept::Referenced));
+        assert_eq!(pte::<A>(&p, 0), device);
+        assert_eq!(folio.mapcount(), 1);
+        drop(_held);
+        finish(&m, vec![p]);
+    }
+
+    pub fn locked_memory_stays<A: Arch>() {
+        for policy in POLICIES {
+            let m = new_machine::<A>();
+            let o = object(&m, BackingKind::File);
+            let (whole, half) = (o.add(0, 4).expect("memory"), o.add(16, 4).expect("memory"));
+            let p = empty_space(&m);
+            show_with(&p, 0, 16, &o, 0, SHARED | VmaFlags::LOCKED);
+            map_pages(&p, 0, whole, 0, 16);
+            show_with(&p, 16, 8, &o, 16, SHARED | VmaFlags::LOCKED);
+            map_pages(&p, 16, half, 0, 8);
+            for folio in [whole, half] {
+                assert_eq!(unmap(&m, policy, folio), Unmapped::Kept(Kept::Locked));
+            }
+            assert!(whole.has(FolioFlags::MLOCKED));
+            assert!(!half.has(FolioFlags::MLOCKED), "half of it only");
+            assert_eq!((whole.mapcount(), half.mapcount()), (16, 8));
+            let ignoring = RECLAIM | UnmapFlags::IGNORE_MLOCK;
+            assert_eq!(unmap_with(&m, policy, half, ignoring), Unmapped::All);
+            finish_all(&m, vec![p], vec![o]);
+        }
+    }
+
+    pub fn a_locked_folio_in_two_tables_is_not_taken_off_reclaim<A: Arch>() {
+        let m = new_machine::<A>();
+        let o = object(&m, BackingKind::File);
+        let folio = o.add(0, 4).expect("memory");
+        let p = empty_space(&m);
+        let at = pmd_pages::<A>() - 4;
+        show_with(&p, at, 16, &o, 0, SHARED | VmaFlags::LOCKED);
+        map_pages(&p, at, folio, 0, 16);
+        assert_eq!(unmap(&m, UnmapPolicy::All, folio), Unmapped::Kept(Kept::Locked));
+        assert!(!folio.has(FolioFlags::MLOCKED));
+        finish_all(&m, vec![p], vec![o]);
+    }
+
+    pub fn poison_is_said_of_small_folios<A: Arch>() {
+        let m = new_machine::<A>();
+        let p = space(&m, 32);
+        let small = map_lazyfree(&p, 0, 0);
+        let large = map_lazyfree(&p, 4, 2);
+        let pfn = small.head();
+        for folio in [small, large] {
+            folio.set_flag(FolioFlags::HWPOISON);
+        }
+        let with = RECLAIM | UnmapFlags::HWPOISON;
+        assert_eq!(unmap_with(&m, UnmapPolicy::All, small, with), Unmapped::All);
+        let poisoned = pte::<A>(&p, 0).nonpresent(Level::Pte);
+        assert_eq!(poisoned, Some(NonPresent::Hwpoison(pfn)));
+        assert_eq!(unmap_with(&m, UnmapPolicy::All, large, with), Unmapped::All);
+        assert_eq!(which::<A>(&p, 4, 4, |e| !e.is_none()), []);
+        assert_eq!(p.counters().resident(), 0);
+        // Without the flag the page is like any other.
+        let other = map_lazyfree(&p, 8, 0);
+        other.set_flag(FolioFlags::HWPOISON);
+        assert_eq!(unmap(&m, UnmapPolicy::All, other), Unmapped::All);
+        assert!(pte::<A>(&p, 8).is_none());
+        finish(&m, vec![p]);
+    }
+
+    pub fn leaves_are_split_or_refused<A: Arch>() {
+        for policy in POLICIES {
+            let m = new_machine::<A>();
+            let p = space(&m, 2 * pmd_pages::<A>());
+            let folio = map_pmd(&p, 0);
+            folio.clear_flag(FolioFlags::SWAPBACKED);
+            let mut owed = p.tables().tlb().obligation();
+            let vmas = p.read();
+            let mut pmd = p.tables().lock_pmd(vmas.stay(), va::<A>(0)).expect("table");
+            let e = pmd.entry();
+            pmd.swap(e.mkclean().mkold(), &mut owed);
+            owed.already_done();
+            drop(pmd);
+            drop(vmas);
+            let without = RECLAIM - UnmapFlags::SPLIT_PMD;
+            assert_eq!(unmap_with(&m, policy, folio, without), Unmapped::Kept(Kept::Leaf));
+            assert_eq!(folio.entire_mapcount(), 1);
+            let (end, runs, entries) = counted(&m, || unmap(&m, policy, folio));
+            assert_eq!((end, entries), (Unmapped::All, pmd_pages::<A>()));
+            assert_eq!(runs, if policy == UnmapPolicy::Page { pmd_pages::<A>() } else { 1 });
+            assert_eq!(p.counters().resident(), 0);
+            finish(&m, vec![p]);
+        }
+    }
+
+    pub fn the_walk_stops_where_it_may_not_go_on<A: Arch>() {
+        let m = new_machine::<A>();
+        let o = object(&m, BackingKind::File);
+        let folio = o.add(0, 2).expect("memory");
+        let spaces: Vec<_> = (0..3).map(|_| empty_space(&m)).collect();
+        for (i, mm) in spaces.iter().enumerate() {
+            let locked = if i == 1 { VmaFlags::LOCKED } else { VmaFlags::empty() };
+            show_with(mm, 0, 4, &o, 0, SHARED | locked);
+            map_pages(mm, 0, folio, 0, 4);
+        }
+        assert_eq!(unmap(&m, UnmapPolicy::All, folio), Unmapped::Kept(Kept::Locked));
+        let mapped: Vec<_> = spaces.iter().map(|mm| mm.counters().resident()).collect();
+        assert_eq!(mapped, [0, 4, 4]);
+        finish_all(&m, spaces, vec![o]);
+    }
+
+    pub fn normal_memory_needs_a_place_to_go<A: Arch>() {
+        for policy in POLICIES {
+            let m = new_machine::<A>();
+            let p = space(&m, 16);
+            let folio = map_folio(&p, 0, 4);
+            let before: Vec<_> = (0..16).map(|k| pte::<A>(&p, k)).collect();
+            assert_eq!(unmap(&m, policy, folio), Unmapped::Kept(Kept::NoSwap));
+            for (k, old) in before.iter().enumerate() {
+                assert_eq!(pte::<A>(&p, k as u64).pfn(Level::Pte), old.pfn(Level::Pte));
+                assert!(pte::<A>(&p, k as u64).is_writable(Level::Pte));
+            }
+            assert_eq!(exclusive::<A>(folio).len(), 16);
+            audit(&m, &[&p]);
+            finish(&m, vec![p]);
+        }
+    }
+
+    pub fn whoever_cannot_wait_makes_the_flush<A: Arch>() {
+        type Op<A> = fn(&Space<A>, VirtRange);
+        let ops: [(&str, Op<A>); 4] = [
+            ("protect", |p, r| {
+                mprotect(&BATCHED, &mut p.write(), r, mm_arch::Rights::READ).expect("ok")
+            }),
+            ("unmap", |p, r| mm_map::munmap(&BATCHED, &mut p.write(), r).expect("ok")),
+            ("discard", |p, r| madvise(&BATCHED, &mut p.write(), r, Advice::DontNeed).expect("ok")),
+            ("move", |p, r| {
+                let to = va::<A>(4 * pmd_pages::<A>());
+                let old = mm_map::OldPlace::Unmap;
+                mremap_move(&BATCHED, &mut p.write(), r, to, old).expect("ok");
+            }),
+        ];
+        for (name, op) in ops {
+            let m = new_machine::<A>();
+            let p = space(&m, 16);
+            {
+                let folio = map_lazyfree(&p, 0, 4);
+                let held = Isolated::of(folio);
+                let mut batch = FlushBatch::new(&m);
+                let end = try_to_unmap(UnmapPolicy::All, &held.locked, RECLAIM, &mut batch);
+                assert_eq!(end, Unmapped::All);
+                let before = m.tlb_flushes();
+                // All entries are empty: nothing else to flush.
+                op(&p, pages::<A>(0, 16));
+                assert!(m.tlb_flushes() > before, "{name}");
+                let Isolated { locked, own } = held;
+                drop(locked);
+                batch.free(own);
+                drop(batch);
+            }
+            finish(&m, vec![p]);
+        }
+    }
+
+    pub fn an_entry_that_a_guest_does_not_need_goes<A: Arch>(unused: impl Fn(E<A>) -> E<A>) {
+        for armed in [false, true] {
+            let m = new_machine::<A>();
+            let p = empty_space(&m);
+            let flags = if armed { RW | VmaFlags::UFFD_WP } else { RW };
+            anon_with(&p, 0, 16, flags);
+            let folio = map_folio(&p, 0, 0);
+            edit::<A>(&p, 0, &unused);
+            let end = unmap(&m, UnmapPolicy::All, folio);
+            // Somebody waits for stores to this page: it is not dropped.
+            let kept = Unmapped::Kept(Kept::NoSwap);
+            assert_eq!(end, if armed { kept } else { Unmapped::All });
+            assert_eq!(p.counters().resident(), u64::from(armed));
+            finish(&m, vec![p]);
+        }
+    }
+}
+
+on_all! {
+    /// Rules: UNMAP-14, UNMAP-15, S-RC1.
+    a_file_folio_goes_in_one_run_per_space;
+    /// Rules: UNMAP-07, UNMAP-08, S-RC3. Cases: MM-004.
+    a_run_ends_with_its_table;
+    /// Rules: UNMAP-07, S-RC4.
+    a_run_ends_with_its_mapping;
+    /// Rules: UNMAP-10, UNMAP-11, UNMAP-14, S-RC15. Cases: MM-036.
+    counters_by_n_and_marks_one_by_one;
+    /// Rules: UNMAP-12, S-UF10.
+    every_marked_entry_of_a_run_leaves_a_marker;
+    /// Rules: UNMAP-09, UNMAP-17, UNMAP-21, S-RC5.
+    pages_given_up_are_dropped;
+    /// Rules: UNMAP-17, UNMAP-18, S-RC6.
+    a_store_keeps_what_was_given_up;
+    /// Rules: UNMAP-17, S-RC7.
+    a_reference_keeps_what_was_given_up;
+    /// Rules: UNMAP-18, S-RC8. Cases: MM-006.
+    what_comes_back_is_no_wider;
+    /// Rules: UNMAP-17, S-DR1.
+    droppable_memory_goes_dirty_or_not;
+    /// Rules: UNMAP-06, UNMAP-16, S-RC14, F-RACE-35.
+    a_device_entry_after_a_run_counts_as_one;
+    /// Rules: UNMAP-06.
+    a_device_entry_comes_back_as_it_was;
+    /// Rules: UNMAP-02, UNMAP-03, S-ML1, S-ML2.
+    locked_memory_stays;
+    /// Rules: UNMAP-03.
+    a_locked_folio_in_two_tables_is_not_taken_off_reclaim;
+    /// Rules: UNMAP-02, UNMAP-13, UNMAP-22.
+    poison_is_said_of_small_folios;
+    /// Rules: UNMAP-02, UNMAP-04.
+    leaves_are_split_or_refused;
+    /// Rules: UNMAP-01.
+    the_walk_stops_where_it_may_not_go_on;
+    /// Rules: UNMAP-19.
+    normal_memory_needs_a_place_to_go;
+    /// Rules: TLBB-07, S-RC13. Cases: MM-079.
+    whoever_cannot_wait_makes_the_flush;
+}
+
+/// Rules: UNMAP-13.
+#[test]
+fn an_entry_that_a_guest_does_not_need_goes() {
+    use mm_arch::model::{ModelEntry, ModelWord};
+    generic::an_entry_that_a_guest_does_not_need_goes::<ModelWord<32>>(|e| {
+        ModelEntry::from_bits(e.bits() | ModelEntry::UNUSED)
+    });
+}
