@@ -55,5 +55,8 @@ bitflags::bitflags! {
             | Self::DIRTY.bits() | Self::ACTIVE.bits() | Self::SWAPBACKED.bits()
             | Self::SWAPCACHE.bits() | Self::UNEVICTABLE.bits() | Self::MLOCKED.bits()
             | Self::WORKINGSET.bits() | Self::NO_LONGTERM.bits();
+        /// What a folio has that another one takes the place of (migration): not what
+        /// is about the frames.
+        const MOVES = Self::INHERITED.bits() & !Self::LOCKED.bits() & !Self::NO_LONGTERM.bits();
     }
 }

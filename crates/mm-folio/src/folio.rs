@@ -210,7 +210,7 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         // Acquire pairs with the Release of the guard's drop.
         let old = flags.fetch_or(locked, ord!("folio.lock", Acquire));
         // Made only if the lock is ours: a guard that is dropped unlocks.
-        (old & locked == 0).then(|| FolioLockGuard { folio: *self, _not_send: PhantomData })
+        (old & locked == 0).then(|| FolioLockGuard::held(*self))
     }
     /// Waits for the folio lock. The caller holds a reference and neither a
     /// table lock nor a quiescence guard (rule LOCK-01).
@@ -244,6 +244,10 @@ pub struct FolioLockGuard<'m, F: FolioSpace> {
 }
 
 impl<'m, F: FolioSpace> FolioLockGuard<'m, F> {
+    /// The guard of a lock that is held and has none.
+    pub(crate) fn held(folio: Folio<'m, F>) -> Self {
+        FolioLockGuard { folio, _not_send: PhantomData }
+    }
     /// The locked folio.
     #[inline]
     pub fn folio(&self) -> Folio<'m, F> {

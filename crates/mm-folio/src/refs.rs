@@ -460,6 +460,13 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         self.head_record().refs.store(n, ord!("folio.unfreeze", Release));
     }
 
+    /// The lock of a part of a folio that was [split](Self::split_frozen) while it was
+    /// locked: its parts inherited that. For the one who split it, once per part; the
+    /// part that begins where the folio did is locked by the guard that the folio was.
+    pub fn inherited_lock(&self) -> crate::FolioLockGuard<'m, F> {
+        debug_assert!(self.has(crate::FolioFlags::LOCKED));
+        crate::FolioLockGuard::held(*self)
+    }
     /// Rewrites the records of this frozen, unmapped folio as folios of order
     /// `order`, all of them still frozen. The caller unfreezes each of them,
     /// this one last (rule FOLIO-55).

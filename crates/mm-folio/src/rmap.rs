@@ -248,10 +248,20 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
     ///
     /// If the folio may be pinned. The caller restores the entry as it was.
     pub fn try_share_anon_pte(&self, index: u32) -> Result<(), MaybePinned> {
+        self.try_share_anon_ptes(index, NonZeroU32::MIN)
+    }
+    /// As [`try_share_anon_pte`](Self::try_share_anon_pte) for `n` pages from `first` on,
+    /// one of them at least exclusive: all of them are shared, or none.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn try_share_anon_ptes(&self, first: u32, n: NonZeroU32) -> Result<(), MaybePinned> {
         debug_assert!(self.is_anon());
-        let pfn = self.page(index);
+        self.check_range(first, n.get());
+        let (pfn, n) = (self.page(first), n.get() as usize);
         if self.has(FolioFlags::DEVICE_PRIVATE) {
-            self.map.clear_exclusive(pfn, 1);
+            self.map.clear_exclusive(pfn, n);
             return Ok(());
         }
         // Pairs with the full barrier behind a grab: either the pinner's second
@@ -260,7 +270,7 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         if self.maybe_dma_pinned() && !mutant!("share.no_check") {
             return Err(MaybePinned);
         }
-        self.map.clear_exclusive(pfn, 1);
+        self.map.clear_exclusive(pfn, n);
         // Pairs with the read barrier of a pinner between the entry and the
         // mark: who sees the entry we restore sees the mark gone.
         fence!("share.wmb", Release);
@@ -275,13 +285,21 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         self.try_share_anon_pte(0)
     }
 
+    /// Takes `n` references for mappings that the caller is about to count, of a folio
+    /// that it holds or has frozen mappings of.
+    ///
+    /// Never fails: what was mapped and is mapped again is not held to the limit of
+    /// references that grabs are held to. A count beyond it refuses every grab and is
+    /// still right.
+    pub fn hold_for_mappings(&self, n: NonZeroU32) {
+        self.head_record().refs.fetch_add(n.get(), Relaxed);
+    }
+
     /// The PMD entry by which `mm` maps this anonymous folio becomes PTEs (rules
     /// FOLIO-02, PSPLIT-02): one reference and one mapping per page instead of
     /// one of each. Every page is exclusive if the head was.
     ///
-    /// Never fails (rule PSPLIT-01): mappings are not held to the limit of
-    /// references that grabs are held to. A count beyond it refuses every grab
-    /// and is still right.
+    /// Never fails (rule PSPLIT-01), see [`hold_for_mappings`](Self::hold_for_mappings).
     pub fn split_pmd_counts(&self, mm: MmId) {
         debug_assert!(self.is_anon() && self.entire_mapcount() > 0);
         // References before mappings (rule FOLIO-03): for a moment there is one

@@ -116,7 +116,7 @@ impl<A: Arch> World<A> {
     }
     fn batching(r: &mut Random) -> MapPolicy {
         let batching = if r.below(2) == 0 { Batching::PerPage } else { Batching::Batched };
-        MapPolicy { batching }
+        MapPolicy { batching, suspend: batching }
     }
 
     fn fault(&self, mm: &Mm<M<A>>, r: &mut Random) {

@@ -35,7 +35,7 @@ fn touch(mm: &Mm<M>, at: VirtAddr) -> Result<(), Box<dyn std::error::Error>> {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     for batching in [Batching::PerPage, Batching::Batched] {
-        let policy = MapPolicy { batching };
+        let policy = MapPolicy { batching, ..MapPolicy::default() };
         let m = machine::<X86_64>(ModelConfig::default())?;
         let parent = Mm::new(m.clone())?;
         let range = VirtRange::new(VirtAddr::new(0x7f00_0000_0000), 16 << 12)?;

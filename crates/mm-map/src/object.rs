@@ -103,9 +103,9 @@ fn split_at<'p, P: RmapPlatform>(
 ) -> (FolioRef<'p, P, Get>, FolioLockGuard<'p, P>, bool) {
     let pfn = locked.folio().page(page);
     while locked.folio().is_large() {
-        let keep = locked.folio().index_of(pfn);
+        let (keep, order) = (locked.folio().index_of(pfn), locked.folio().order());
         let done;
-        (own, locked, done) = cache.halve(own, locked, keep);
+        (own, locked, done) = cache.split(own, locked, order - 1, keep);
         if !done {
             return (own, locked, false);
         }

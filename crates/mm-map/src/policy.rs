@@ -1,20 +1,14 @@
 //! How many entries one step handles.
 
-/// Whether consecutive entries of one folio are handled as a run.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Batching {
-    /// Each entry on its own: the algorithm before batching.
-    PerPage,
-    /// Runs of entries that map consecutive pages of one folio.
-    #[default]
-    Batched,
-}
+pub use mm_rmap::Batching;
 
 /// How mappings are copied, removed and changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MapPolicy {
     /// For fork, zap, protect and move alike.
     pub batching: Batching,
+    /// For mappings that are suspended: of folios that move, or are split.
+    pub suspend: Batching,
 }
 
 /// [`Batching`] as a zero-sized type, so that no loop asks for it.

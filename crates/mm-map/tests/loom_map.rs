@@ -23,7 +23,8 @@ type A = ModelWord<4>;
 type P = ModelPlatform<A>;
 type E = <A as Arch>::Entry;
 
-const POLICY: MapPolicy = MapPolicy { batching: mm_map::Batching::Batched };
+const POLICY: MapPolicy =
+    MapPolicy { batching: mm_map::Batching::Batched, suspend: mm_map::Batching::Batched };
 
 /// The space of a model. One that failed is not torn down: what it has mapped
 /// would make dropping it fail as well.

@@ -26,7 +26,8 @@ type A = ModelWord<4>;
 type P = ModelPlatform<A>;
 type E = <A as Arch>::Entry;
 
-const MAP: MapPolicy = MapPolicy { batching: mm_map::Batching::Batched };
+const MAP: MapPolicy =
+    MapPolicy { batching: mm_map::Batching::Batched, suspend: mm_map::Batching::Batched };
 const SHARED: VmaFlags = VmaFlags::READ
     .union(VmaFlags::WRITE)
     .union(VmaFlags::SHARED)

@@ -161,6 +161,19 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
     pub fn set_access_flags(&mut self, index: usize, e: E<S>) -> bool {
         S::Arch::set_access_flags(self.view.table(), self.view.at(index), e, &self.tables.tlb())
     }
+    /// Writes entries that were taken under this lock back as they were, `old` from `index`
+    /// on; stretches that map consecutive frames with equal flags in one step each.
+    pub fn put_back(&mut self, index: usize, old: &[E<S>]) {
+        let mut k = 0;
+        while let Some(&first) = old.get(k) {
+            let follows = |(i, e): &(usize, &E<S>)| {
+                first.is_leaf(Level::Pte) && **e == first.advance(*i as u64 + 1, Level::Pte)
+            };
+            let n = 1 + old[k + 1..].iter().enumerate().take_while(follows).count();
+            self.restore(index + k, n, first);
+            k += n;
+        }
+    }
     /// Rewrites the entries of `run` through `change`, which sees the first
     /// entry with young and dirty of all merged in, and answers for the first
     /// entry; the others follow it frame by frame (rules ACC-15, ACC-16).

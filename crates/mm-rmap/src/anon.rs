@@ -219,6 +219,13 @@ impl<P: RmapPlatform> AnonTrees<P> {
         grove.relocate(member, vma);
     }
 
+    /// The flags that walks see of `vma`; `None` if it is not linked. For audits.
+    pub fn known_flags(&self, mm: &Mm<P>, vma: &Vma) -> Option<VmaFlags> {
+        let (grove, _) = self.read(vma.anon()?);
+        let member = grove.find(mm.id(), vma.start())?;
+        grove.members.get(member).map(|m| m.place.flags)
+    }
+
     /// `vma` is about to go: it leaves all trees (rule RMAP-24). Page tables
     /// under it may be freed only afterwards. Under the mmap lock's write side.
     ///

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use mm_arch::VirtAddr;
 use mm_folio::{AllocError, FileId, Folio, FolioFlags, MmId};
 use mm_sync::{RwLock, WriteGuard};
-use mm_vma::{Mm, Platform, Vma};
+use mm_vma::{Mm, Platform, Vma, VmaFlags};
 
 const NR_LOCKS: usize = 16;
 
@@ -149,6 +149,14 @@ impl<P: RmapPlatform> FileTrees<P> {
             Some(member) => member,
             None => panic!("no VMA of {:?} is linked at {}", mm.id(), vma.start()),
         }
+    }
+
+    /// The flags that walks see of `vma`; `None` if it is not linked. For audits.
+    pub fn known_flags(&self, mm: &Mm<P>, vma: &Vma) -> Option<VmaFlags> {
+        let id = vma.backing().map(|b| b.id())?;
+        let shelf = self.shelf(id).read();
+        let member = shelf.find(id, mm.id(), vma.start(), vma.pgoff())?;
+        shelf.members.get(member).map(|place| place.flags)
     }
 
     /// Keeps every walk of the object that `vma` shows waiting (see

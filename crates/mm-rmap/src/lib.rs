@@ -47,6 +47,14 @@
 //! the lock of the trees alone, since the leaf says all that the PTEs need to know. A
 //! leaf of a file is taken away: the next fault finds the page again.
 //!
+//! # Migration and the splitting of folios
+//!
+//! [`suspend_mappings`] replaces every mapping of a folio by a migration entry, which says
+//! what it stands for. Nobody can get at the folio through a page table then, and whoever
+//! still holds it is counted. [`migrate_folio`] gives it other frames;
+//! [`split_anon_folio`] makes several folios of it, where it is. Then the entries become
+//! mappings again.
+//!
 //! # Locks
 //!
 //! ```text
@@ -60,7 +68,7 @@
 //!
 //! # Not here
 //!
-//! Merged pages, migration, the splitting of folios.
+//! Merged pages.
 //!
 //! # Example
 //!
@@ -106,24 +114,34 @@ mod file;
 mod grove;
 mod links;
 mod mapped_walk;
+mod migrate;
 mod mkclean;
 #[cfg(feature = "model")]
 pub mod model;
+mod policy;
+mod split_folio;
 mod split_pmd;
+mod suspend;
 mod vmas;
 mod walk;
+mod zero;
 
 pub use anon::{AnonTrees, WalksExcluded};
 pub use audit::{GraphFault, MapcountFault};
 pub use file::{FileTrees, FileWalksExcluded};
 pub use mapped_walk::{Hit, Lookup, MappedWalk, Peek, PteHit, Seek, Strict};
+pub use migrate::{MigrationError, migrate_folio};
 pub use mkclean::mkclean;
+pub use policy::Batching;
+pub use split_folio::{SplitError, SplitFolio, split_anon_folio};
 pub use split_pmd::{split_locked_pmd, split_pmd};
+pub use suspend::{Leaves, MappingStays, Suspended, suspend_mappings};
 pub use vmas::{
     clone_vma, fork_vma, link_vma, merge_vmas, split_vma, unlink_vma, vma_flags_changed,
     vma_resized,
 };
 pub use walk::{Visit, Visitor, WalkEnd};
+pub use zero::is_zero_filled;
 
 use mm_vma::Platform;
 

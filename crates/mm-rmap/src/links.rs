@@ -86,6 +86,8 @@ pub(crate) struct Place<P: Platform> {
     pub flags: VmaFlags,
     /// It shows no object: never changes.
     pub anonymous: bool,
+    /// What it shows wants to hear of first stores: never changes.
+    pub notifies_writes: bool,
 }
 
 impl<P: Platform> Place<P> {
@@ -98,6 +100,7 @@ impl<P: Platform> Place<P> {
             nr_pages: vma.nr_pages(),
             flags: vma.flags(),
             anonymous: vma.is_anonymous(),
+            notifies_writes: vma.rights().notifies_writes,
         }
     }
     pub fn key(&self) -> (MmId, VirtAddr) {

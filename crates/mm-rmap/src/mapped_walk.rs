@@ -1,6 +1,7 @@
 //! Finding the entries that map a folio within one VMA.
 
-use crate::{RmapPlatform, Visit, split_locked_pmd};
+use crate::split_pmd::{freeze_locked_pmd, split_locked_pmd};
+use crate::{RmapPlatform, Visit};
 use core::marker::PhantomData;
 use mm_arch::{Arch, Entry, Level, NonPresent, Pfn, VirtAddr, VirtRange};
 use mm_folio::Folio;
@@ -191,6 +192,14 @@ impl<'g, P: RmapPlatform, L: Lookup> MappedWalk<'g, P, L> {
     pub fn split_pmd(&mut self) {
         if let Place::Pmd(locked) = core::mem::replace(&mut self.place, Place::Nowhere) {
             split_locked_pmd(self.mm, locked);
+            self.restart();
+        }
+    }
+    /// As [`split_pmd`](Self::split_pmd); the PTEs of anonymous memory are migration entries,
+    /// unless a page may be pinned.
+    pub(crate) fn freeze_pmd(&mut self) {
+        if let Place::Pmd(locked) = core::mem::replace(&mut self.place, Place::Nowhere) {
+            freeze_locked_pmd(self.mm, locked);
             self.restart();
         }
     }

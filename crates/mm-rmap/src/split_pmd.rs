@@ -1,8 +1,12 @@
 //! A PMD leaf becomes a table of PTEs.
 
 use crate::RmapPlatform;
-use mm_arch::{AccessKind, Arch, Entry, Level, Pfn, Protection, Rights, VirtAddr, WriteKind};
-use mm_folio::{FolioFlags, FolioRun, Get};
+use crate::suspend::stand_in;
+use mm_arch::{
+    AccessKind, Arch, Entry, Level, NonPresent, Pfn, Protection, Rights, TableFrame, VirtAddr,
+    WriteKind,
+};
+use mm_folio::{Folio, FolioFlags, FolioRun, Get};
 use mm_pgtable::{LockedEntry, LockedPmd, TablesStay};
 use mm_vma::{Event, Mm, Observer, Platform, RssKind};
 
@@ -16,16 +20,13 @@ type E<P> = <<P as mm_pgtable::TableSpace>::Arch as Arch>::Entry;
 /// Nothing that an access could see changes, nor do the resident-set counters.
 /// The folio gets a reference and a mapping per page, and every page is
 /// exclusive if the head was. A leaf of the huge zero folio becomes entries of the
-/// zero page that keep uffd-wp.
+/// zero page that keep uffd-wp. A migration entry becomes one per page.
 ///
 /// # Panics
 ///
 /// If a leaf of anonymous memory has no deposited table.
 pub fn split_pmd<P: RmapPlatform>(mm: &Mm<P>, stay: TablesStay<'_>, va: VirtAddr) {
-    // A PTE table, a hole, or something non-present (a migration entry): no leaf.
-    if let LockedEntry::Huge(locked) = mm.tables().lock_entry(stay, va)
-        && locked.entry().is_leaf(Level::Pmd)
-    {
+    if let LockedEntry::Huge(locked) = mm.tables().lock_entry(stay, va) {
         split_locked_pmd(mm, locked);
     }
 }
@@ -35,10 +36,28 @@ pub fn split_pmd<P: RmapPlatform>(mm: &Mm<P>, stay: TablesStay<'_>, va: VirtAddr
 /// # Panics
 ///
 /// If a leaf of anonymous memory has no deposited table.
-pub fn split_locked_pmd<P: RmapPlatform>(mm: &Mm<P>, mut locked: LockedPmd<'_, P>) {
+pub fn split_locked_pmd<P: RmapPlatform>(mm: &Mm<P>, locked: LockedPmd<'_, P>) {
+    split(mm, locked, Becomes::Leaves);
+}
+
+/// As [`split_locked_pmd`]; what becomes of a leaf of anonymous memory are migration
+/// entries, unless its page is exclusive and may be pinned (rule PSPLIT-03). The folio is
+/// locked, and the caller has a reference.
+pub(crate) fn freeze_locked_pmd<P: RmapPlatform>(mm: &Mm<P>, locked: LockedPmd<'_, P>) {
+    split(mm, locked, Becomes::MigrationEntries);
+}
+
+/// What stands in the table.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Becomes {
+    Leaves,
+    MigrationEntries,
+}
+
+fn split<P: RmapPlatform>(mm: &Mm<P>, mut locked: LockedPmd<'_, P>, becomes: Becomes) {
     let seen = locked.entry();
     if !seen.is_leaf(Level::Pmd) {
-        return;
+        return split_migration(mm, locked);
     }
     let platform = mm.platform();
     if platform.memmap().contains(seen.pfn(Level::Pmd))
@@ -75,12 +94,16 @@ pub fn split_locked_pmd<P: RmapPlatform>(mm: &Mm<P>, mut locked: LockedPmd<'_, P
         if old.is_dirty() {
             folio.set_flag(FolioFlags::DIRTY);
         }
-        // References, mappings and marks of the pages first, the mapping of the
-        // whole last: at no time does the folio look unmapped, or has it fewer
-        // references than mappings.
-        folio.split_pmd_counts(mm.id());
-        // SAFETY: withdrawn above, and linked only below.
-        unsafe { locked.fill_unlinked(frame, nr, pte_of::<P>(old)) };
+        let suspended = becomes == Becomes::MigrationEntries
+            && suspend_parts(mm, &mut locked, frame, folio, pte_of::<P>(old));
+        if !suspended {
+            // References, mappings and marks of the pages first, the mapping of the
+            // whole last: at no time does the folio look unmapped, or has it fewer
+            // references than mappings.
+            folio.split_pmd_counts(mm.id());
+            // SAFETY: withdrawn above, and linked only below.
+            unsafe { locked.fill_unlinked(frame, nr, pte_of::<P>(old)) };
+        }
     }
     // Publishing: who finds the table finds its entries. The invalid leaf is in
     // no translation cache, so nothing more is owed.
@@ -89,6 +112,62 @@ pub fn split_locked_pmd<P: RmapPlatform>(mm: &Mm<P>, mut locked: LockedPmd<'_, P
     owed.already_done();
     drop(locked);
     platform.observer().event(Event::PmdSplit, 1);
+}
+
+/// Fills the table of a leaf, of which `first` would be the first PTE, with migration
+/// entries, and unmaps the folio. `false`, and nothing, if a page may be pinned or the
+/// format has no such entries.
+fn suspend_parts<P: RmapPlatform>(
+    mm: &Mm<P>,
+    locked: &mut LockedPmd<'_, P>,
+    frame: TableFrame,
+    folio: Folio<'_, P>,
+    first: E<P>,
+) -> bool {
+    let map = mm.platform().memmap();
+    let exclusive = map.page_exclusive(folio.head());
+    let nr = P::Arch::nr_entries(Level::Pte);
+    let entry =
+        |i: usize| stand_in::<P>(first.advance(i as u64, Level::Pte), Level::Pte, exclusive);
+    // The last one has the widest frame.
+    if entry(nr - 1).is_none() || exclusive && folio.try_share_anon_pmd().is_err() {
+        return false;
+    }
+    for i in 0..nr {
+        let Some(e) = entry(i) else { break };
+        // SAFETY: as above: withdrawn, and linked later.
+        unsafe { locked.set_unlinked(frame, i, e) };
+    }
+    folio.remove_pmd(mm.id());
+    map.put_run::<Get>(FolioRun::new(folio.head(), 0, 1));
+    true
+}
+
+/// A migration entry of a whole folio becomes one per page (rules PSPLIT-04, MM-067). No
+/// count changes: nothing is mapped.
+fn split_migration<P: RmapPlatform>(mm: &Mm<P>, mut locked: LockedPmd<'_, P>) {
+    let seen = locked.entry();
+    let Some(NonPresent::Migration { kind, pfn, young, dirty }) = seen.nonpresent(Level::Pmd)
+    else {
+        return;
+    };
+    let nr = P::Arch::nr_entries(Level::Pte);
+    let Some(frame) = locked.withdraw() else {
+        panic!("the migration entry at {} has no deposited table", locked.at().va)
+    };
+    for i in 0..nr {
+        let pfn = pfn.add(i as u64);
+        let part = NonPresent::Migration { kind, pfn, young, dirty };
+        if let Ok(e) = E::<P>::from_nonpresent(part, seen.swap_bits()) {
+            // SAFETY: withdrawn above, and linked only below.
+            unsafe { locked.set_unlinked(frame, i, e) };
+        }
+    }
+    let mut owed = mm.tables().tlb().obligation();
+    locked.swap(E::<P>::table(frame, Level::Pmd), &mut owed);
+    owed.already_done();
+    drop(locked);
+    mm.platform().observer().event(Event::PmdSplit, 1);
 }
 
 /// Takes a leaf of a file or of shared memory away: whoever accesses its pages finds

@@ -6,9 +6,9 @@ use crate::{AnonTrees, RmapPlatform};
 use alloc::sync::Arc;
 use core::ops::ControlFlow;
 use mm_arch::{Arch, VirtAddr, VirtRange};
-use mm_folio::{Folio, FolioFlags};
+use mm_folio::{AnonId, Folio, FolioFlags};
 use mm_pgtable::TablesStay;
-use mm_vma::{Mm, Platform, VmaFlags};
+use mm_vma::{Mm, Platform, VmaFlags, VmaRights};
 
 /// A part of a VMA in which pages of the folio, or of a range of an object, may be
 /// mapped (rule RMAP-28).
@@ -28,9 +28,18 @@ pub struct Visit<'w> {
     pub flags: VmaFlags,
     /// The VMA shows no object.
     pub anonymous: bool,
+    /// What the VMA shows wants to hear of first stores.
+    pub notifies_writes: bool,
     /// No table of the space that covers the VMA is freed during the visit: the
     /// VMA leaves the trees first, and the walk holds their lock.
     pub stay: TablesStay<'w>,
+}
+
+impl Visit<'_> {
+    /// What the VMA allows.
+    pub fn rights(&self) -> VmaRights {
+        VmaRights { flags: self.flags, notifies_writes: self.notifies_writes }
+    }
 }
 
 /// How a walk ended.
@@ -68,6 +77,21 @@ impl<P: RmapPlatform> AnonTrees<P> {
         let Some((id, index)) = folio.anon() else { return WalkEnd::Unmapped };
         let Some((grove, tree)) = self.try_read(id) else { return WalkEnd::Contended };
         Self::visit_all(&grove, tree, folio, index, visit)
+    }
+
+    /// Visits every VMA in which one of the `nr` pages from linear index `first` on may
+    /// be, mapped or not, if they belong to the tree `id`: for entries that stand for a
+    /// page that is being moved. A tree that is gone has none left.
+    pub fn walk_range(
+        &self,
+        id: AnonId,
+        first: u64,
+        nr: u64,
+        visit: &mut Visitor<'_, P>,
+    ) -> WalkEnd {
+        let (grove, tree) = self.read(id);
+        let Some(tree) = grove.trees.get(tree) else { return WalkEnd::Unmapped };
+        visit_links(&tree.links, (first, nr), |m| Some(&grove.members.get(m)?.place), visit)
     }
 
     fn visit_all(
@@ -115,6 +139,7 @@ pub(crate) fn visit_links<'l, P: Platform>(
             nr_pages: end - first,
             flags: place.flags,
             anonymous: place.anonymous,
+            notifies_writes: place.notifies_writes,
             // SAFETY: tables under a VMA are freed only after it left the
             // links, for which the lock that the caller holds is taken
             // exclusively. Of other tables this says nothing.

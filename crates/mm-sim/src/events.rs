@@ -44,6 +44,8 @@ pub struct EventCounts {
     pub shmem_fallback: [Counter; MAX_ORDERS],
     /// By order.
     pub folio_split: [Counter; MAX_ORDERS],
+    /// By order.
+    pub folio_split_failed: [Counter; MAX_ORDERS],
 }
 
 impl Observer for EventCounts {
@@ -72,6 +74,7 @@ impl Observer for EventCounts {
             Event::ShmemAlloc => by_order(&self.shmem_alloc),
             Event::ShmemFallback => by_order(&self.shmem_fallback),
             Event::FolioSplit => by_order(&self.folio_split),
+            Event::FolioSplitFailed => by_order(&self.folio_split_failed),
         }
     }
 }

@@ -86,6 +86,7 @@ mod epochs;
 mod events;
 mod frames;
 mod machine;
+mod migrate;
 mod platform;
 mod policy;
 mod process;

@@ -52,8 +52,10 @@ impl Preset {
             Preset::Series => (Batching::Batched, GupPolicy::BATCHED, ReusePolicy::Table),
             Preset::Best => (Batching::Batched, GupPolicy::BEST, ReusePolicy::Adaptive),
         };
+        // Kernels suspend page by page (rule MIGR-01).
+        let suspend = if self == Preset::Best { Batching::Batched } else { Batching::PerPage };
         Policy {
-            map: MapPolicy { batching },
+            map: MapPolicy { batching, suspend },
             gup,
             fault: FaultPolicy::new(ThpPolicy::new(PMD_ORDER)).with_reuse(reuse),
         }

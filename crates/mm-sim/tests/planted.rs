@@ -308,6 +308,19 @@ fn an_entry_without_a_mapping_is_reported() {
     assert_eq!(found(&m, &p), []);
 }
 
+/// Rules: MIGR-03.
+#[test]
+fn flags_that_the_trees_were_not_told_of_are_reported() {
+    let (m, p) = filled();
+    p.mm()
+        .write()
+        .find_mut(page(0))
+        .expect("mapped")
+        .set_flags(VmaFlags::READ | VmaFlags::WRITE | VmaFlags::MAY_PRIVATE | VmaFlags::MERGEABLE);
+    let space = p.mm().tables().id();
+    assert_found(&found(&m, &p), |v| *v == AuditViolation::TreeFlags { space, va: page(0) });
+}
+
 /// Rules: RMAP-27, RMAP-28.
 #[test]
 fn a_mapping_that_left_its_tree_is_reported() {

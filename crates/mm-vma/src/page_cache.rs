@@ -4,7 +4,7 @@ use crate::Platform;
 use alloc::vec::Vec;
 use core::fmt;
 use mm_arch::Pfn;
-use mm_folio::{FileId, Folio, FolioFlags, FolioLockGuard, FolioRef, FolioRun, Get};
+use mm_folio::{FileId, Folio, FolioFlags, FolioLockGuard, FolioRef, FolioRun, FrameBytes, Get};
 use mm_sync::Mutex;
 
 /// A folio in its place.
@@ -117,59 +117,101 @@ impl<P: Platform> PageCache<P> {
         self.let_go(folio);
         true
     }
-    /// Splits a locked folio that nothing maps into halves (rules FOLIO-52..55).
-    /// `own` and `locked` are the caller's, and go on with the half that has page
-    /// `keep`; the other half is unlocked. `false` if somebody else holds the folio, or
-    /// it is not in: it is as it was then.
-    pub fn halve<'p>(
+    /// Splits a locked folio that nothing maps into folios of `order` (rules
+    /// FOLIO-52..55). `own` and `locked` are the caller's, and go on with the part that
+    /// has page `keep`; the others are unlocked. `false` if somebody else holds the folio,
+    /// it is being written out, or it is not in: it is as it was then.
+    pub fn split<'p>(
         &'p self,
         own: FolioRef<'p, P, Get>,
         locked: FolioLockGuard<'p, P>,
+        order: u32,
         keep: u32,
     ) -> (FolioRef<'p, P, Get>, FolioLockGuard<'p, P>, bool) {
         let folio = locked.folio();
-        let (order, nr) = (folio.order(), folio.nr_pages());
+        let nr = folio.nr_pages();
         let mut slots = self.slots.lock();
         let first = folio.file().map_or(u64::MAX, |f| f.1);
         let at = position(&slots, first);
         let is_in = slots.get(at).is_some_and(|s| s.head == folio.head());
         let splits = is_in
-            && order > 0
+            && order < folio.order()
             && folio.mapcount() == 0
             && !folio.has(FolioFlags::WRITEBACK)
-            && slots.try_reserve(1).is_ok()
-            && folio.freeze(nr + 1);
+            && slots.try_reserve((nr >> order) as usize).is_ok()
+            && folio.freeze(nr + own.n());
         if !splits {
             drop(slots);
             return (own, locked, false);
         }
-        // Both halves are where the whole was: on the list or off it.
+        // All parts are where the whole was: on the list or off it.
         let listed = folio.flags() & FolioFlags::LRU;
-        folio.split_frozen(order - 1);
-        let half = nr / 2;
-        let upper = self.platform.memmap().folio(folio.page(half));
-        folio.set_flag(listed);
-        upper.set_flag(listed);
-        let kept_is_upper = keep >= half;
-        // Nobody can see it: no lock is given up, but made free before it can be
-        // asked for.
-        upper.clear_flag(FolioFlags::LOCKED);
-        slots[at].nr = u64::from(half);
-        let new = Slot { first: first + u64::from(half), nr: u64::from(half), head: upper.head() };
-        slots.insert(at + 1, new);
-        // The references of the cache, and the caller's.
-        upper.unfreeze(half + u32::from(kept_is_upper));
-        folio.unfreeze(half + u32::from(!kept_is_upper));
+        folio.split_frozen(order);
+        let (per, kept) = (1u32 << order, keep >> order << order);
+        slots[at].nr = u64::from(per);
+        // The head last: who finds the folio by an old slot must not get it while another
+        // part could be meant.
+        for page in (0..nr).step_by(per as usize).rev() {
+            let part = self.platform.memmap().folio(folio.page(page));
+            part.set_flag(listed);
+            if page > 0 {
+                let first = first + u64::from(page);
+                slots.insert(at + 1, Slot { first, nr: u64::from(per), head: part.head() });
+            }
+            if page != kept {
+                // Nobody can see it: no lock is given up, but made free before it can be
+                // asked for.
+                part.clear_flag(FolioFlags::LOCKED);
+            }
+            // The references of the cache, and the caller's.
+            part.unfreeze(per + if page == kept { own.n() } else { 0 });
+        }
         drop(slots);
-        if !kept_is_upper {
+        if kept == 0 {
             return (own, locked, true);
         }
-        // The reference that `own` stood for is the upper half's now.
+        // What `own` and `locked` stood for is the kept part's now.
+        let n = own.n();
         own.into_run(0);
-        drop(locked);
-        let own = self.platform.memmap().adopt_run(FolioRun::new(upper.head(), 0, 1));
-        let locked = upper.lock();
-        (own, locked, true)
+        core::mem::forget(locked);
+        let part = self.platform.memmap().folio(folio.page(kept));
+        let own = self.platform.memmap().adopt_run(FolioRun::new(part.head(), 0, n));
+        (own, part.inherited_lock(), true)
+    }
+    /// Puts `new` in the place of a locked folio that nothing maps, with its content and
+    /// what is known of it (rule P-RACE-08). Of the old one only the caller's `own`
+    /// references are left. `false` if somebody else holds it, or it is not in: it is as
+    /// it was then.
+    ///
+    /// The content is copied while nobody can get a reference, under the lock of
+    /// the cache: a lookup waits rather than find nothing.
+    pub fn replace(
+        &self,
+        old: &FolioLockGuard<'_, P>,
+        new: &FolioLockGuard<'_, P>,
+        own: u32,
+    ) -> bool {
+        let (old, new) = (old.folio(), new.folio());
+        let nr = old.nr_pages();
+        debug_assert_eq!(nr, new.nr_pages());
+        let mut slots = self.slots.lock();
+        let Some((_, first)) = old.file() else { return false };
+        let at = position(&slots, first);
+        let Some(slot) = slots.get_mut(at).filter(|s| s.head == old.head()) else { return false };
+        let Ok(refs) = new.grab::<Get>(nr) else { return false };
+        if !old.freeze(nr + own) {
+            return false;
+        }
+        for i in 0..nr {
+            self.platform.bytes().copy(new.page(i), old.page(i));
+        }
+        new.set_flag(old.flags() & FolioFlags::MOVES);
+        new.set_file(self.id, first);
+        slot.head = new.head();
+        refs.hand_over();
+        old.clear_file();
+        old.unfreeze(own);
+        true
     }
     /// Gives back what the cache owned of a folio that is not in it any more.
     fn let_go(&self, folio: Folio<'_, P>) {
@@ -257,10 +299,10 @@ mod tests {
             let (_, own) = cache.next_from(16).expect("cached");
             let locked = own.folio().lock();
             let stranger = own.folio().grab::<Get>(1).expect("room");
-            let (own, locked, done) = cache.halve(own, locked, keep);
+            let (own, locked, done) = cache.split(own, locked, 2, keep);
             assert!(!done, "somebody holds it");
             drop(stranger);
-            let (own, locked, done) = cache.halve(own, locked, keep);
+            let (own, locked, done) = cache.split(own, locked, 2, keep);
             assert!(done && locked.folio().contains(head.add(keep.into())));
             assert!(cache.folios().iter().map(|f| f.0).eq([16, 20]));
             for (first, pfn) in cache.folios() {

@@ -46,6 +46,8 @@ pub enum Event {
     EntriesUnmapped,
     /// Runs whose accessed bits reclaim cleared.
     AgingRuns,
+    /// Large folios that could not be split; the number is the order.
+    FolioSplitFailed,
 }
 
 /// Hears of events. `()` hears nothing and costs nothing.

@@ -1,8 +1,8 @@
 //! One mapping.
 
-use crate::{Backing, VmaFlags};
+use crate::{Backing, VmaFlags, VmaRights};
 use alloc::sync::Arc;
-use mm_arch::{Protection, Rights, VirtAddr, VirtRange, WriteKind};
+use mm_arch::{Protection, VirtAddr, VirtRange, WriteKind};
 use mm_folio::AnonId;
 use mm_sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 
@@ -151,10 +151,15 @@ impl Vma {
     /// Whether a first store through the mapping must fault even where stores are
     /// allowed: somebody wants to hear of it (rule FILE-08).
     pub fn wants_write_notify(&self) -> bool {
-        self.flags.contains(VmaFlags::SHARED | VmaFlags::WRITE)
-            && (self.backing.as_ref().is_some_and(|b| b.notifies_writes())
-                || self.flags.contains(VmaFlags::UFFD_WP)
-                || !self.flags.contains(VmaFlags::SOFTDIRTY))
+        self.rights().wants_write_notify()
+    }
+    /// What the mapping allows, apart from where it is.
+    #[inline]
+    pub fn rights(&self) -> VmaRights {
+        VmaRights {
+            flags: self.flags,
+            notifies_writes: self.backing.as_ref().is_some_and(|b| b.notifies_writes()),
+        }
     }
     /// The aligned block of `order` around `va`, if a folio of that size in the
     /// object could be mapped as a whole there: the mapping covers the block, and
@@ -175,25 +180,12 @@ impl Vma {
     /// mappings start read-only, and shared ones while stores are announced (rules
     /// PTE-11, FILE-08).
     pub fn protection(&self) -> Protection {
-        let mut rights = Rights::empty();
-        rights.set(Rights::READ, self.flags.intersects(VmaFlags::READ | VmaFlags::WRITE));
-        rights.set(Rights::WRITE, self.flags.contains(VmaFlags::WRITE));
-        rights.set(Rights::EXEC, self.flags.contains(VmaFlags::EXEC));
-        Protection {
-            rights,
-            writable_at_once: self.flags.contains(VmaFlags::SHARED | VmaFlags::WRITE)
-                && !self.wants_write_notify(),
-            pkey: 0,
-        }
+        self.rights().protection()
     }
     /// Which kind of store a writable entry of this mapping allows.
     #[inline]
     pub fn write_kind(&self) -> WriteKind {
-        if self.flags.contains(VmaFlags::SHADOW_STACK) {
-            WriteKind::ShadowStack
-        } else {
-            WriteKind::Normal
-        }
+        self.rights().write_kind()
     }
     /// Whether soft-dirty tracking wants a fault for each first store: the
     /// format tracks, and the mapping does not start dirty (rule PTE-14).

@@ -17,8 +17,10 @@ pub type Space<A> = Arc<Mm<M<A>>>;
 pub type E<A> = <A as Arch>::Entry;
 
 pub const RW: VmaFlags = VmaFlags::READ.union(VmaFlags::WRITE);
-pub const PER_PAGE: MapPolicy = MapPolicy { batching: Batching::PerPage };
-pub const BATCHED: MapPolicy = MapPolicy { batching: Batching::Batched };
+pub const PER_PAGE: MapPolicy =
+    MapPolicy { batching: Batching::PerPage, suspend: Batching::PerPage };
+pub const BATCHED: MapPolicy =
+    MapPolicy { batching: Batching::Batched, suspend: Batching::Batched };
 
 /// Runs a generic test on every format: `on_all!(name)` for `fn name<A: Arch>()`.
 #[macro_export]

@@ -2,7 +2,9 @@
 #![cfg(not(loom))]
 
 mod graph;
+mod migrate;
 mod proofs;
+mod split_folio;
 mod split_pmd;
 mod walks;
 mod within_vma;

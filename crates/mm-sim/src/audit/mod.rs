@@ -117,6 +117,14 @@ pub enum AuditViolation {
         /// Tables that are allocated.
         got: usize,
     },
+    /// Walks of the reverse map see other flags than a mapping has (MIGR-03).
+    #[error("space {}: the trees have other flags of the mapping at {va}", space.0)]
+    TreeFlags {
+        /// The address space.
+        space: SpaceId,
+        /// First address of the mapping.
+        va: VirtAddr,
+    },
     /// The anonymous trees are broken.
     #[error("anonymous trees: {0:?}")]
     Tree(GraphFault),

@@ -105,6 +105,11 @@ impl<A: Arch> Seen<A> {
             if let Some(object) = vma.backing() {
                 self.shown.push((object.id(), mm.id(), vma.range(), vma.pgoff()));
             }
+            let trees = (host.anon_trees(), host.file_trees());
+            let known = [trees.0.known_flags(mm, vma), trees.1.known_flags(mm, vma)];
+            if known.into_iter().flatten().any(|flags| flags != vma.flags()) {
+                self.found.push(AuditViolation::TreeFlags { space, va: vma.start() });
+            }
         }
         if let Some(all) = user_space::<A>() {
             entries(vmas, all, |va, level, e| {

@@ -29,12 +29,13 @@ pub fn capabilities() -> Capabilities {
     has
 }
 
-const SIZED: [SizeCounter; 7] = [
+const SIZED: [SizeCounter; 8] = [
     SizeCounter::AnonFaultAlloc,
     SizeCounter::AnonFaultFallback,
     SizeCounter::ShmemAlloc,
     SizeCounter::ShmemFallback,
     SizeCounter::Split,
+    SizeCounter::SplitFailed,
     SizeCounter::SplitDeferred,
     SizeCounter::NrAnonPartiallyMapped,
 ];
@@ -64,6 +65,7 @@ pub(super) fn counters<A: Arch, O: Events>(machine: &Host<A, O>) -> BTreeMap<Sta
             events.shmem_alloc[order].get(),
             events.shmem_fallback[order].get(),
             events.folio_split[order].get(),
+            events.folio_split_failed[order].get(),
             folios.order[order].split_deferred.get(),
             folios.order[order].nr_anon_partially_mapped.get(),
         ];

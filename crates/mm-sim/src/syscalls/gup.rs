@@ -51,6 +51,9 @@ impl<A: Arch, O: Events> FaultHandler<Host<A, O>> for ForGup<'_, A, O> {
     }
 }
 
+/// GUP as a process calls it.
+type TheGup<'a, A, O> = Gup<'a, Host<A, O>, ForGup<'a, A, O>, O, Host<A, O>>;
+
 /// Pages that something other than a CPU holds. Dropping gives them back.
 pub struct Pinned<A: Arch, O: Events = EventCounts> {
     host: Host<A, O>,
@@ -153,10 +156,11 @@ impl<A: Arch, O: Events> Process<A, O> {
         ForGup(self)
     }
 
-    fn with_gup<T>(&self, call: impl FnOnce(&Gup<'_, Host<A, O>, ForGup<'_, A, O>, O>) -> T) -> T {
+    fn with_gup<T>(&self, call: impl FnOnce(&TheGup<'_, A, O>) -> T) -> T {
         let handler = ForGup(self);
         let gup = Gup::new(self.mm(), &handler)
             .with_policy(self.host().policy().gup)
+            .with_migrator(self.host())
             .observed_by(self.host().observer());
         call(&gup)
     }
@@ -173,7 +177,7 @@ impl<A: Arch, O: Events> Process<A, O> {
         &self,
         nr: usize,
         is_pin: bool,
-        take: impl Fn(&Gup<'_, Host<A, O>, ForGup<'_, A, O>, O>, &mut Runs) -> Result<usize, GupError>,
+        take: impl Fn(&TheGup<'_, A, O>, &mut Runs) -> Result<usize, GupError>,
     ) -> Result<Pinned<A, O>, RemoteError> {
         let mut out = Runs::new();
         let result = self.with_gup(|gup| take(gup, &mut out));

@@ -1,0 +1,149 @@
+//! An anonymous folio becomes smaller ones, where it is.
+
+use crate::RmapPlatform;
+use crate::policy::Batching;
+use crate::suspend::{Leaves, ZeroPages, suspend_mappings};
+use mm_folio::{FolioFlags, FolioLockGuard, FolioRef, FolioRun, Get, MemMap};
+use mm_vma::{Event, Observer};
+
+/// Why a folio was not split. It is as it was, and mapped as before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SplitError {
+    /// It has no parts of this order: asking again is of no use.
+    #[error("a folio of order {from} does not split to order {to}")]
+    Order {
+        /// The order of the folio.
+        from: u32,
+        /// The order that was asked for.
+        to: u32,
+    },
+    /// It is in a state in which it must not change its shape.
+    #[error("the folio is being written out, or has left its file")]
+    Busy,
+    /// Somebody holds it.
+    #[error("somebody holds the folio")]
+    Held,
+    /// No memory for the places of the parts.
+    #[error("no memory to split the folio")]
+    NoMemory,
+}
+
+impl SplitError {
+    /// The kernel's name of the error.
+    pub const fn errno(self) -> &'static str {
+        match self {
+            SplitError::Order { .. } => "EINVAL",
+            SplitError::Busy => "EBUSY",
+            SplitError::Held => "EAGAIN",
+            SplitError::NoMemory => "ENOMEM",
+        }
+    }
+}
+
+/// A locked folio, and references of it.
+#[derive(Debug)]
+pub struct SplitFolio<'m, P: RmapPlatform> {
+    /// The lock. Dropped before the references.
+    pub locked: FolioLockGuard<'m, P>,
+    /// The references.
+    pub own: FolioRef<'m, P, Get>,
+}
+
+/// Splits a locked anonymous folio into folios of `order` (rules FOLIO-51..56). What the
+/// caller holds of it goes on with the part that has page `keep`.
+///
+/// Pages that nothing maps are freed as their folio is let go. Pages that hold nothing but
+/// zeros become the zero page where their mapping may have it, if `order` is 0.
+///
+/// # Errors
+///
+/// If it cannot be split, or not now. Everything is as before then, but that PMD leaves
+/// may have become PTEs.
+pub fn split_anon_folio<'m, P: RmapPlatform>(
+    platform: &P,
+    map: &'m MemMap<P>,
+    folio: SplitFolio<'m, P>,
+    order: u32,
+    keep: u32,
+    batching: Batching,
+) -> (SplitFolio<'m, P>, Result<(), SplitError>) {
+    let from = folio.own.folio().order();
+    let split = try_split(platform, map, folio, order, keep, batching);
+    let event = match split.1 {
+        Ok(()) => Event::FolioSplit,
+        Err(_) => Event::FolioSplitFailed,
+    };
+    platform.observer().event(event, u64::from(from));
+    split
+}
+
+fn try_split<'m, P: RmapPlatform>(
+    platform: &P,
+    map: &'m MemMap<P>,
+    split: SplitFolio<'m, P>,
+    order: u32,
+    keep: u32,
+    batching: Batching,
+) -> (SplitFolio<'m, P>, Result<(), SplitError>) {
+    let folio = split.own.folio();
+    let (from, nr, own) = (folio.order(), folio.nr_pages(), split.own.n());
+    // An anonymous folio of two pages has no room for its place in the queue.
+    if order >= from || order == 1 || folio.is_huge_zero() {
+        return (split, Err(SplitError::Order { from, to: order }));
+    }
+    // The swap cache would go on naming the whole.
+    if folio.flags().intersects(FolioFlags::WRITEBACK | FolioFlags::SWAPCACHE) {
+        return (split, Err(SplitError::Busy));
+    }
+    // Before page tables are touched: whoever holds the folio now will hold it then.
+    let expected = i64::from(folio.mapcount()) + i64::from(own);
+    if i64::from(folio.refcount()) != expected {
+        return (split, Err(SplitError::Held));
+    }
+    let Ok(suspended) = suspend_mappings_of(platform, &split.locked, batching) else {
+        return (split, Err(SplitError::Held));
+    };
+    if !folio.freeze(own) {
+        return (split, Err(SplitError::Held));
+    }
+    let listed = folio.flags() & FolioFlags::LRU;
+    folio.split_frozen(order);
+    let (per, kept) = (1u32 << order, keep >> order << order);
+    // From the end: the one by which others may still find the whole comes last
+    // (rule FOLIO-55).
+    for page in (0..nr).step_by(per as usize).rev() {
+        let part = map.folio(folio.page(page));
+        part.set_flag(listed);
+        part.unfreeze(if page == kept { own } else { 1 });
+    }
+    // All parts are locked, so that nobody walks them before their mappings are back.
+    if let Some(suspended) = suspended {
+        let zeros = if order == 0 { ZeroPages::Share } else { ZeroPages::Keep };
+        suspended.resume_in_place(zeros);
+    }
+    // What the caller held is the kept part's; the others are let go.
+    let SplitFolio { locked, own: whole } = split;
+    whole.hand_over();
+    core::mem::forget(locked);
+    for page in (0..nr).step_by(per as usize).filter(|page| *page != kept) {
+        let part = map.folio(folio.page(page));
+        drop(part.inherited_lock());
+        drop(map.adopt_run::<Get>(FolioRun::new(part.head(), 0, 1)));
+    }
+    let part = map.folio(folio.page(kept));
+    let own = map.adopt_run(FolioRun::new(part.head(), 0, own));
+    (SplitFolio { locked: part.inherited_lock(), own }, Ok(()))
+}
+
+/// `None` if nothing maps the folio.
+#[expect(clippy::type_complexity, reason = "nothing suspended, or a token")]
+fn suspend_mappings_of<'p, P: RmapPlatform>(
+    platform: &'p P,
+    locked: &FolioLockGuard<'_, P>,
+    batching: Batching,
+) -> Result<Option<crate::Suspended<'p, P>>, crate::MappingStays> {
+    if !locked.folio().is_mapped() {
+        return Ok(None);
+    }
+    suspend_mappings(platform, locked, Leaves::Split, batching).map(Some)
+}

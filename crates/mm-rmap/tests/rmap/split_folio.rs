@@ -1,0 +1,233 @@
+//! A folio becomes several, and every page is still where it was.
+
+use crate::world::*;
+use mm_arch::model::{ModelCont, ModelPair, ModelWord};
+use mm_arch::{Arch, Entry, Level, Pfn};
+use mm_folio::{FolioFlags, FrameBytes, Get, Pin};
+use mm_pgtable::TableSpace;
+use mm_rmap::{Batching, SplitError, SplitFolio, split_anon_folio};
+use mm_vma::{Event, Mm, Platform, RssKind};
+use mm_x86::X86_64;
+
+const BOTH: [Batching; 2] = [Batching::PerPage, Batching::Batched];
+
+/// Splits the folio of `pfn` and lets it go; what `keep` names is what is kept meanwhile.
+fn split<A: Arch>(
+    p: &P<A>,
+    pfn: Pfn,
+    order: u32,
+    keep: u32,
+    batching: Batching,
+) -> Result<(), SplitError> {
+    let folio = p.memmap().folio(pfn);
+    let own = folio.grab::<Get>(1).expect("room");
+    let locked = folio.lock();
+    let (got, result) =
+        split_anon_folio(p, p.memmap(), SplitFolio { locked, own }, order, keep, batching);
+    let part = got.own.folio();
+    assert!(part == got.locked.folio() && part.has(FolioFlags::LOCKED));
+    assert!(result.is_err() || part.contains(folio.page(keep)));
+    drop(got);
+    result
+}
+fn fill<A: Arch>(p: &P<A>, pfn: Pfn, n: u64) {
+    for k in 0..n {
+        p.bytes().store(pfn.add(k), 0, 100 + k);
+    }
+}
+fn frame_at<A: Arch>(mm: &Mm<P<A>>, page: u64) -> Pfn {
+    entry::<A>(mm, page).pfn(Level::Pte)
+}
+
+fn parts<A: Arch>(batching: Batching) {
+    for (order, keep) in [(0, 0), (0, 9), (2, 0), (2, 13), (3, 8)] {
+        let p = machine_of::<A>();
+        let mm = space(&p);
+        mmap(&mm, 0, 32);
+        let pfn = fault::<A>(&mm, 16, 4).expect("mapped");
+        fill(&p, pfn, 16);
+        let folio = p.memmap().folio(pfn);
+        let flags = FolioFlags::DIRTY | FolioFlags::SWAPBACKED | FolioFlags::LRU;
+        folio.set_flag(flags);
+        let (anon, index) = folio.anon().expect("anonymous");
+        let child = fork::<A>(&mm);
+        munmap(&child, 18, 1);
+        let before: Vec<_> = (16..32).map(|k| entry::<A>(&mm, k)).collect();
+
+        split(&p, pfn, order, keep, batching).expect("nobody holds it");
+
+        for k in 0..16u64 {
+            // In place, with the same rights and tracking bits.
+            let (e, b) = (entry::<A>(&mm, 16 + k), before[k as usize]);
+            assert_eq!((e.pfn(Level::Pte), e.is_writable(Level::Pte)), (pfn.add(k), false));
+            assert_eq!(e.is_soft_dirty(), b.is_soft_dirty());
+            if A::Entry::SWAP_YOUNG_DIRTY {
+                assert_eq!((e.is_young(), e.is_dirty()), (b.is_young(), b.is_dirty()));
+            }
+            let part = p.memmap().folio(pfn.add(k));
+            assert_eq!((part.order(), part.index_of(pfn.add(k))), (order, k as u32 % (1 << order)));
+            assert_eq!(part.anon(), Some((anon, index + (k >> order << order))));
+            assert!(part.has(flags) && !part.has(FolioFlags::LOCKED));
+            let mapped = if k == 2 { 1 } else { 2 };
+            assert_eq!(p.memmap().page_mapcount(pfn.add(k)), mapped);
+            assert!(!p.memmap().page_exclusive(pfn.add(k)), "shared with the child");
+            assert_eq!(p.bytes().load(pfn.add(k), 0), 100 + k);
+        }
+        assert_eq!(p.memmap().deferred_len(), 0, "it is not partially mapped any more");
+        assert_eq!(p.events().get(Event::FolioSplit), 4);
+        check(&p);
+        exit(child);
+        exit(mm);
+        assert_eq!(p.folios_in_use(), 0);
+    }
+}
+
+/// Rules: FOLIO-53..56, S-SP1.
+#[test]
+fn parts_are_mapped_as_the_whole_was() {
+    for batching in BOTH {
+        parts::<ModelWord<16>>(batching);
+        parts::<ModelPair<16>>(batching);
+        parts::<ModelCont<16, 4>>(batching);
+        parts::<X86_64>(batching);
+    }
+}
+
+fn leaf<A: Arch>() {
+    let n = per_pmd::<A>();
+    let p = machine_of::<A>();
+    let mm = space(&p);
+    mmap(&mm, 0, 4 * n);
+    let pfn = fault_pmd::<A>(&mm, n).expect("mapped");
+    fill(&p, pfn, n);
+    split(&p, pfn, 0, 0, Batching::PerPage).expect("nobody holds it");
+    for k in 0..n {
+        let e = entry::<A>(&mm, n + k);
+        assert!(e.is_writable(Level::Pte) && e.is_dirty() && e.pfn(Level::Pte) == pfn.add(k));
+        let part = p.memmap().folio(pfn.add(k));
+        assert_eq!((part.order(), part.refcount(), part.mapcount()), (0, 1, 1));
+        assert!(p.memmap().page_exclusive(pfn.add(k)), "as its head was");
+    }
+    let stats = &p.memmap().stats().order[A::order(Level::Pmd) as usize];
+    assert_eq!(stats.split_deferred.get(), 0, "a PMD-mapped one is unmapped at once");
+    check(&p);
+    exit(mm);
+    assert_eq!(p.folios_in_use(), 0);
+}
+
+/// Rules: FOLIO-53, FOLIO-22, PSPLIT-03, S-SP1.
+#[test]
+fn a_folio_that_a_leaf_maps_splits() {
+    leaf::<ModelWord<16>>();
+    leaf::<ModelPair<16>>();
+    leaf::<ModelCont<16, 4>>();
+}
+
+/// Rules: FOLIO-53, S-SP3, RMAP-17.
+#[test]
+fn a_folio_that_somebody_holds_is_left_alone() {
+    type A = ModelWord<16>;
+    for (pinned, batching) in [(true, BOTH[0]), (true, BOTH[1]), (false, BOTH[1])] {
+        let p = machine_of::<A>();
+        let mm = space(&p);
+        mmap(&mm, 0, 32);
+        let pfn = fault::<A>(&mm, 16, 4).expect("mapped");
+        let folio = p.memmap().folio(pfn);
+        let before: Vec<_> = (16..32).map(|k| entry::<A>(&mm, k)).collect();
+        let pin = pinned.then(|| folio.grab::<Pin>(3).expect("room"));
+        let get = (!pinned).then(|| folio.grab::<Get>(1).expect("room"));
+        let flushes = p.tlb().flushes.get();
+        let failed = split(&p, pfn, 0, 0, batching);
+        assert_eq!(failed.map_err(SplitError::errno), Err("EAGAIN"));
+        assert!((16..32).map(|k| entry::<A>(&mm, k)).eq(before));
+        assert!((0..16).all(|k| p.memmap().page_exclusive(pfn.add(k))));
+        assert_eq!((folio.order(), p.events().get(Event::FolioSplitFailed)), (4, 4));
+        assert_eq!(p.tlb().flushes.get(), flushes, "found out before the tables were touched");
+        drop((pin, get));
+        split(&p, pfn, 0, 0, batching).expect("nobody holds it");
+        check(&p);
+        exit(mm);
+    }
+}
+
+/// Rules: FOLIO-51, FOLIO-52.
+#[test]
+fn what_does_not_split_says_why() {
+    type A = ModelWord<16>;
+    let p = machine_of::<A>();
+    let mm = space(&p);
+    mmap(&mm, 0, 32);
+    let pfn = fault::<A>(&mm, 16, 4).expect("mapped");
+    let folio = p.memmap().folio(pfn);
+    for order in [1, 4, 5] {
+        let failed = split(&p, pfn, order, 0, Batching::Batched);
+        assert_eq!(failed, Err(SplitError::Order { from: 4, to: order }));
+        assert_eq!(failed.map_err(SplitError::errno), Err("EINVAL"));
+    }
+    folio.set_flag(FolioFlags::WRITEBACK);
+    let failed = split(&p, pfn, 0, 0, Batching::Batched);
+    assert_eq!(failed.map_err(SplitError::errno), Err("EBUSY"));
+    folio.clear_flag(FolioFlags::WRITEBACK);
+    let zero = p.huge_zero().expect("there is one");
+    assert!(matches!(split(&p, zero, 0, 0, Batching::Batched), Err(SplitError::Order { .. })));
+    assert!((16..32).all(|k| entry::<A>(&mm, k).is_writable(Level::Pte)));
+    check(&p);
+    exit(mm);
+    assert_eq!(p.folios_in_use(), 0);
+}
+
+/// Rules: FOLIO-56, FOLIO-08, EXCL-05, S-SP5.
+#[test]
+fn zeros_become_the_zero_page_and_unmapped_pages_go() {
+    type A = ModelWord<16>;
+    let p = machine_of::<A>();
+    let mm = space(&p);
+    mmap(&mm, 0, 32);
+    let pfn = fault::<A>(&mm, 16, 4).expect("mapped");
+    fill(&p, pfn, 16);
+    for k in [2, 3] {
+        p.bytes().zero(pfn.add(k), 1);
+    }
+    munmap(&mm, 20, 1);
+    assert_eq!(p.memmap().deferred_len(), 1);
+    assert!(p.memmap().page_exclusive(pfn.add(4)), "a mark that nobody needs any more");
+    split(&p, pfn, 0, 0, Batching::Batched).expect("nobody holds it");
+    assert_eq!(p.memmap().deferred_len(), 0);
+    for k in 0..16u64 {
+        let e = entry::<A>(&mm, 16 + k);
+        match k {
+            2 | 3 => {
+                assert!(e.is_special() && !e.is_writable(Level::Pte), "{e:?}");
+                assert_eq!(e.pfn(Level::Pte), p.zero_page());
+            }
+            4 => assert!(e.is_none()),
+            _ => assert_eq!(e.pfn(Level::Pte), pfn.add(k)),
+        }
+    }
+    assert_eq!(mm.counters().get(RssKind::Anon), 13);
+    assert_eq!(p.folios_in_use(), 13);
+    check(&p);
+    exit(mm);
+    assert_eq!(p.folios_in_use(), 0);
+}
+
+/// Rules: S-SP2, MREMAP-04.
+#[test]
+fn a_page_that_was_moved_elsewhere_is_found() {
+    type A = ModelWord<16>;
+    for batching in BOTH {
+        let p = machine_of::<A>();
+        let mm = space(&p);
+        mmap(&mm, 0, 32);
+        let pfn = fault::<A>(&mm, 16, 4).expect("mapped");
+        fill(&p, pfn, 16);
+        mremap(&mm, 21, 1, 70);
+        split(&p, pfn, 0, 5, batching).expect("nobody holds it");
+        assert_eq!(frame_at::<A>(&mm, 70), pfn.add(5));
+        assert!((0..16).all(|k| p.memmap().folio(pfn.add(k)).order() == 0));
+        assert!((0..16).all(|k| p.memmap().page_mapcount(pfn.add(k)) == 1));
+        check(&p);
+        exit(mm);
+        assert_eq!(p.folios_in_use(), 0);
+    }
+}

@@ -1,0 +1,264 @@
+//! Memory that moves while processes use it.
+
+use mm_arch::{Entry, Level, Pfn, VirtAddr, VirtRange};
+use mm_fault::{OrderMode, ShmemMode, ThpMode};
+use mm_folio::{FolioFlags, Get};
+use mm_gup::{GupErrorKind, GupFlags};
+use mm_pgtable::LockedEntry;
+use mm_rmap::{Batching, Leaves, MigrationError, suspend_mappings};
+use mm_sim::*;
+use mm_vma::{Platform, RssKind, VmaFlags};
+use mm_x86::X86_64;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+type A = X86_64;
+type M = Machine<A>;
+type P = Process<A>;
+
+const BASE: u64 = 0x1000_0000_0000;
+const RW: VmaFlags = VmaFlags::READ.union(VmaFlags::WRITE);
+const SHARED: VmaFlags = RW.union(VmaFlags::SHARED);
+
+fn page(i: u64) -> VirtAddr {
+    VirtAddr::new(BASE + i * 4096)
+}
+fn pages(first: u64, n: u64) -> VirtRange {
+    VirtRange::units(page(first), n, 12).expect("range")
+}
+fn machine() -> M {
+    let config =
+        MachineConfig { bytes: 64 << 20, cpus: 2, poison: true, ..MachineConfig::default() };
+    Machine::new(config, Preset::Best.policy()).expect("machine")
+}
+/// Faults get folios of this order.
+fn large(m: &M, order: u32) {
+    m.host().set_policy(|p| {
+        let thp = p.fault.thp.clone();
+        p.fault.thp = thp.with_global(ThpMode::Never).with_order(order, OrderMode::Always);
+    });
+}
+fn pfn_at(p: &P, i: u64) -> Pfn {
+    let vmas = p.mm().read();
+    match p.mm().tables().lock_entry(vmas.stay(), page(i)) {
+        LockedEntry::Table(t) => t.get(t.index_of(page(i))).pfn(Level::Pte),
+        LockedEntry::Huge(pmd) => pmd.entry().pfn(Level::Pmd).add(i % 512),
+        LockedEntry::Hole => panic!("nothing at {i}"),
+    }
+}
+#[track_caller]
+fn sound(m: &M, processes: &[&P]) {
+    m.settle();
+    assert_eq!(audit(m, processes.iter().copied(), []), []);
+}
+fn own<'m>(m: &'m M, pfn: Pfn) -> mm_folio::FolioRef<'m, Host<A>, Get> {
+    m.host().memmap().folio(pfn).grab::<Get>(1).expect("room")
+}
+fn stuck(m: &M, pfn: Pfn) {
+    m.host().memmap().folio(pfn).set_flag(FolioFlags::NO_LONGTERM);
+}
+
+/// Rules: MIGR-03, FOLIO-01, P-RACE-08.
+#[test]
+fn pages_of_files_move_with_their_mappings_and_their_place() {
+    let m = machine();
+    let file = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Always), 0);
+    file.write(0, 32, &|index, _| 0xf00 + index).expect("written");
+    let (p, q) = (m.spawn().expect("process"), m.spawn().expect("process"));
+    p.mmap_object(pages(0, 32), SHARED, file.clone(), 0).expect("mapped");
+    q.mmap_object(pages(64, 16), RW, file.clone(), 8).expect("mapped");
+    for i in 0..32 {
+        assert_eq!(p.load(page(i)), Ok(0xf00 + i));
+    }
+    p.store(page(9), 0x77).expect("stored");
+    assert_eq!(q.load(page(65)), Ok(0x77));
+    q.store(page(66), 0x88).expect("stored");
+    let old = pfn_at(&p, 9);
+    let folio = m.host().memmap().folio(old);
+    assert!(folio.is_large());
+    let held = own(&m, old);
+    m.host().migrate(&held).expect("nobody holds it");
+    assert_eq!((held.folio().refcount(), held.folio().file()), (1, None));
+    drop(held);
+    sound(&m, &[&p, &q]);
+    assert_ne!(pfn_at(&p, 9), old);
+    assert_eq!(pfn_at(&p, 9), pfn_at(&q, 65), "both follow");
+    p.take_faults();
+    p.store(page(9), 0x99).expect("stored");
+    assert_eq!((q.load(page(65)), file.read(9, 0)), (Ok(0x99), Ok(0x99)));
+    assert_eq!((p.load(page(10)), q.load(page(66))), (Ok(0xf0a), Ok(0x88)), "a private copy");
+    assert_eq!(p.take_faults().cpu.len(), 0, "nothing had to be found again");
+    p.exit();
+    q.exit();
+    drop(file);
+    m.settle();
+    assert_eq!(leaks(&m), []);
+}
+
+/// Rules: LT-02, LT-03, MIGR-02.
+#[test]
+fn a_longterm_pin_moves_what_is_in_its_way() {
+    for order in [0u32, 4, 9] {
+        let m = machine();
+        if order > 0 {
+            large(&m, order);
+        }
+        let p = m.spawn().expect("process");
+        p.mmap_anon(pages(0, 1024), RW).expect("mmap");
+        for i in 0..4 {
+            p.store(page(512 + i), 40 + i).expect("store");
+        }
+        let old = pfn_at(&p, 512);
+        stuck(&m, old);
+        let flags = GupFlags::WRITE | GupFlags::LONGTERM;
+        let pin = p.pin(page(512), 4, flags).expect("pinned elsewhere");
+        let new = pfn_at(&p, 512);
+        assert_ne!(new, old, "order {order}");
+        assert_eq!(pin.runs()[0].head, m.host().memmap().folio(new).head());
+        assert!((0..4).all(|i| pin.load(i, 0) == Some(40 + i as u64)));
+        p.store(page(513), 7).expect("store");
+        assert_eq!(pin.load(1, 0), Some(7));
+        m.settle();
+        assert_eq!(audit(&m, [&p], [&pin]), []);
+        drop(pin);
+        p.exit();
+        m.settle();
+        assert_eq!(leaks(&m), []);
+    }
+}
+
+/// Rules: LT-03, MIGR-01.
+#[test]
+fn what_somebody_holds_refuses_a_longterm_pin() {
+    let m = machine();
+    let p = m.spawn().expect("process");
+    p.mmap_anon(pages(0, 16), RW).expect("mmap");
+    p.store(page(3), 5).expect("store");
+    let pfn = pfn_at(&p, 3);
+    stuck(&m, pfn);
+    let short = p.pin(page(3), 1, GupFlags::WRITE).expect("short pins stay");
+    let refused = p.pin(page(3), 1, GupFlags::WRITE | GupFlags::LONGTERM);
+    match refused {
+        Err(RemoteError::Gup(e)) => assert_eq!(e.kind, GupErrorKind::NoMemory),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!((pfn_at(&p, 3), p.load(page(3))), (pfn, Ok(5)));
+    assert_eq!(m.host().migrate(&own(&m, pfn)), Err(MigrationError::Busy));
+    drop(short);
+    // Without memory neither.
+    m.host().frames().fail_after(Some(0));
+    assert!(p.pin(page(3), 1, GupFlags::WRITE | GupFlags::LONGTERM).is_err());
+    m.host().frames().fail_after(None);
+    sound(&m, &[&p]);
+    let pin = p.pin(page(3), 1, GupFlags::WRITE | GupFlags::LONGTERM).expect("moved");
+    assert_eq!(pin.load(0, 0), Some(5));
+}
+
+/// Rules: MIGR-04, F-RACE-27, FORK-10, ZAP-07, MPROT-05, MREMAP-01.
+#[test]
+fn whoever_changes_suspended_mappings_is_obeyed() {
+    for batching in [Batching::PerPage, Batching::Batched] {
+        let m = machine();
+        large(&m, 4);
+        let p = m.spawn().expect("process");
+        p.mmap_anon(pages(0, 16), RW).expect("mmap");
+        for i in 0..16 {
+            p.store(page(i), 40 + i).expect("store");
+        }
+        let pfn = pfn_at(&p, 0);
+        let held = own(&m, pfn);
+        let locked = held.folio().lock();
+        let suspended =
+            suspend_mappings(m.host(), &locked, Leaves::Keep, batching).expect("not pinned");
+        assert_eq!(p.mm().counters().get(RssKind::Anon), 16);
+        // Two pages go, two get fewer rights, two move; then a child shares the rest.
+        p.munmap(pages(2, 2)).expect("munmap");
+        p.mprotect(pages(4, 2), mm_arch::Rights::READ).expect("mprotect");
+        p.mremap_move(pages(6, 2), page(100), mm_map::OldPlace::Unmap).expect("mremap");
+        let c = p.fork().expect("fork");
+        assert_eq!(p.mm().counters().get(RssKind::Anon), 14);
+        assert_eq!(c.mm().counters().get(RssKind::Anon), 14);
+        // GUP finds nothing that it may take, and does not wait for ever.
+        assert!(p.get(page(8), 1, GupFlags::NOFAULT).is_err());
+        suspended.resume_at(pfn);
+        drop((locked, held));
+        sound(&m, &[&p, &c]);
+        let folio = m.host().memmap().folio(pfn);
+        assert_eq!(folio.counts_locked(|c| (c.refs, c.mapcount)), (28, 28));
+        for (i, at) in (0..16).map(|i| (i, if matches!(i, 6 | 7) { 94 + i } else { i })) {
+            if !matches!(i, 2 | 3) {
+                assert_eq!((p.load(page(at)), c.load(page(at))), (Ok(40 + i), Ok(40 + i)));
+            }
+        }
+        assert!(p.store(page(4), 1).is_err(), "that right was taken away meanwhile");
+        p.store(page(101), 9).expect("store");
+        assert_eq!((p.load(page(101)), c.load(page(101))), (Ok(9), Ok(47)), "and this one shared");
+        sound(&m, &[&p, &c]);
+        c.exit();
+        p.exit();
+        m.settle();
+        assert_eq!(leaks(&m), []);
+    }
+}
+
+/// Rules: S-DY3, S-DY4.
+#[test]
+fn dirt_does_not_become_a_right_by_moving() {
+    for order in [2, 9] {
+        let m = machine();
+        large(&m, order);
+        let p = m.spawn().expect("process");
+        p.mmap_anon(pages(0, 512), RW).expect("mmap");
+        p.store(page(1), 5).expect("store");
+        p.mprotect(pages(0, 512), mm_arch::Rights::READ).expect("mprotect");
+        let held = own(&m, pfn_at(&p, 1));
+        m.host().migrate(&held).expect("free");
+        drop(held);
+        assert!(p.store(page(1), 6).is_err());
+        assert_eq!(p.load(page(1)), Ok(5));
+        sound(&m, &[&p]);
+        p.exit();
+    }
+}
+
+/// Rules: S-MG1, MIGR-04.
+#[test]
+fn threads_go_on_while_their_memory_moves() {
+    let m = machine();
+    large(&m, 2);
+    let p = m.spawn().expect("process");
+    p.mmap_anon(pages(0, 16), RW).expect("mmap");
+    for i in 0..16 {
+        p.store(page(i), 0).expect("store");
+    }
+    let (done, mut moved) = (AtomicBool::new(false), 0);
+    std::thread::scope(|s| {
+        let writer = s.spawn(|| {
+            let mut round = 0;
+            while !done.load(Relaxed) {
+                round += 1;
+                for i in 0..16 {
+                    assert_eq!(p.load(page(i)), Ok(round - 1), "page {i}");
+                    p.store(page(i), round).expect("store");
+                }
+            }
+        });
+        while moved < 200 && !writer.is_finished() {
+            for i in (0..16).step_by(4) {
+                let held = {
+                    let vmas = p.mm().read();
+                    let table = p.mm().tables().lock_table(vmas.stay(), page(i)).expect("there");
+                    let e = table.get(table.index_of(page(i)));
+                    own(&m, e.pfn(Level::Pte))
+                };
+                moved += u32::from(m.host().migrate(&held).is_ok());
+            }
+        }
+        done.store(true, Relaxed);
+        writer.join().expect("no access failed");
+    });
+    assert!(moved >= 200);
+    sound(&m, &[&p]);
+    p.exit();
+    m.settle();
+    assert_eq!(leaks(&m), []);
+}
