@@ -1,7 +1,7 @@
 //! What an entry maps, asked in one place.
 
 use core::num::NonZeroU32;
-use mm_arch::{Arch, Entry, Level};
+use mm_arch::{Arch, Entry, Level, NonPresent};
 use mm_folio::{Folio, FolioRef, FolioRun, Get};
 use mm_pgtable::{BatchLimit, Gather, TableSpace};
 use mm_vma::{Mm, Platform, RssKind};
@@ -48,6 +48,12 @@ pub(crate) fn owned<'m, P: Platform>(
     n: NonZeroU32,
 ) -> FolioRef<'m, P, Get> {
     mm.platform().memmap().adopt_run(FolioRun::new(folio.head(), first, n.get()))
+}
+
+/// Whether PTEs can take the place of a PMD entry: it is a leaf, or stands for one that is
+/// being moved.
+pub(crate) fn splits<P: Platform>(e: E<P>) -> bool {
+    e.is_leaf(Level::Pmd) || matches!(e.nonpresent(Level::Pmd), Some(NonPresent::Migration { .. }))
 }
 
 /// Base pages that a PMD leaf maps.

@@ -10,7 +10,7 @@
 //! pages of both kinds (BATCH-15).
 
 use crate::MapError;
-use crate::entry::{E, counted_folio, within};
+use crate::entry::{E, counted_folio, splits, within};
 use crate::mmap::accountable;
 use crate::policy::{MapPolicy, Strategy, by_policy};
 use crate::vmas::{check_range, give_flags, merge, split_around};
@@ -166,7 +166,7 @@ fn change_span<B: Strategy, P: RmapPlatform>(
             LockedEntry::Huge(pmd) if pmd.range() == Some(range) => {
                 return change_pmd(mm, pmd, vma, change, owed);
             }
-            LockedEntry::Huge(pmd) if pmd.entry().is_leaf(Level::Pmd) => split_locked_pmd(mm, pmd),
+            LockedEntry::Huge(pmd) if splits::<P>(pmd.entry()) => split_locked_pmd(mm, pmd),
             // Non-present entries stand for whole leaves; VMAs do not cut them.
             LockedEntry::Huge(_) => return debug_assert!(false, "{range:?} cuts an entry"),
         }

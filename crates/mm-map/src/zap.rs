@@ -15,7 +15,7 @@
 //! the mapping is removed (ZAP-04).
 
 use crate::delayed::Delayed;
-use crate::entry::{E, FolioGather, Rss, counted_folio, owned, pmd_pages, within};
+use crate::entry::{E, FolioGather, Rss, counted_folio, owned, pmd_pages, splits, within};
 use crate::policy::{MapPolicy, Strategy, by_policy};
 use core::num::NonZeroU32;
 use mm_arch::{Arch, Entry, Level, Live, Liveness, Markers, NonPresent, VirtRange, respect};
@@ -106,8 +106,8 @@ fn zap_span<'m, B: Strategy, L: Liveness, P: RmapPlatform>(
                 return zap_pmd(mm, pmd, how, gather);
             }
             // Cut by the range (rule ZAP-09).
-            LockedEntry::Huge(pmd) if pmd.entry().is_leaf(Level::Pmd) => split_locked_pmd(mm, pmd),
-            // Non-present entries stand for whole leaves; VMAs do not cut them.
+            LockedEntry::Huge(pmd) if splits::<P>(pmd.entry()) => split_locked_pmd(mm, pmd),
+            // Nothing else stands for a whole leaf.
             LockedEntry::Huge(_) => return debug_assert!(false, "{range:?} cuts an entry"),
         }
     }

@@ -136,7 +136,6 @@ fn try_split<'m, P: RmapPlatform>(
 }
 
 /// `None` if nothing maps the folio.
-#[expect(clippy::type_complexity, reason = "nothing suspended, or a token")]
 fn suspend_mappings_of<'p, P: RmapPlatform>(
     platform: &'p P,
     locked: &FolioLockGuard<'_, P>,

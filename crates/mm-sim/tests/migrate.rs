@@ -33,7 +33,7 @@ fn machine() -> M {
 /// Faults get folios of this order.
 fn large(m: &M, order: u32) {
     m.host().set_policy(|p| {
-        let thp = p.fault.thp.clone();
+        let thp = p.fault.thp;
         p.fault.thp = thp.with_global(ThpMode::Never).with_order(order, OrderMode::Always);
     });
 }
