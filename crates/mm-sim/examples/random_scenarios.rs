@@ -4,7 +4,7 @@
 //!
 //! `cargo run --release -p mm-sim --example random_scenarios -- [COUNT [FIRST SEED]]`
 
-#[path = "../tests/random/steps.rs"]
+#[path = "../tests/sim/random/steps.rs"]
 mod steps;
 
 use std::process::ExitCode;

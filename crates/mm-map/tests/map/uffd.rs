@@ -1,7 +1,5 @@
 //! Userfaultfd: registration, write protection, markers, what outlives what.
 
-mod common;
-
 mod generic {
     use crate::common::*;
     use mm_arch::{Arch, Entry, Level, Markers, MigrationKind, NonPresent, Rights, SwapBits};

@@ -1,9 +1,6 @@
 //! A write fault on a PMD leaf that has to wait for the folio lock.
-#![cfg(not(loom))]
 
-mod common;
-
-use common::{Process, assert_clean, new_machine, pages};
+use crate::common::{Process, assert_clean, new_machine, pages};
 use mm_arch::Level;
 use mm_arch::model::ModelWord;
 use mm_fault::{FaultFlags, FaultOutcome, OrderMode, ThpPolicy};

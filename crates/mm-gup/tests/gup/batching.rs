@@ -1,9 +1,7 @@
 //! In runs as page by page: over random tables, whatever a policy takes in one
 //! step is what the others take in many. And what the steps cost, exactly.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use mm_arch::model::{ModelCont, ModelPair, ModelWord};
 use mm_arch::{AccessKind, Arch, Entry, Level};
 use mm_folio::{Get, Pin, RefKind};

@@ -1,8 +1,6 @@
 //! Every allocation of every operation fails once: nothing leaks, and what is
 //! left works.
 
-mod common;
-
 mod generic {
     use crate::common::*;
     use mm_arch::{Arch, Entry, Level, Rights};

@@ -1,9 +1,7 @@
 //! Whatever goes wrong at page k of a request, on whatever path: k pages come back, and
 //! not one reference is lost.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use mm_arch::Arch;
 use mm_folio::{Get, Pin, RefKind};
 use mm_gup::{FaultError, Gup, GupErrorKind, Pages, Runs, Sink};

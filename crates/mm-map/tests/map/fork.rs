@@ -1,7 +1,5 @@
 //! Forks.
 
-mod common;
-
 mod generic {
     use crate::common::*;
     use mm_arch::{Arch, Entry, Level, MigrationKind, NonPresent, Rights, SwapBits};

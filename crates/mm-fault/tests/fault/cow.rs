@@ -1,9 +1,6 @@
 //! Copy, reuse, unshare: who gets which page after a fork.
-#![cfg(not(loom))]
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use core::num::NonZeroU32;
 use mm_arch::{Arch, Entry, Level, Markers, MigrationKind, NonPresent, Protection, SwapBits};
 use mm_fault::{FaultFlags, FaultOutcome, FaultSignal, OrderMode, ThpMode, ThpPolicy};

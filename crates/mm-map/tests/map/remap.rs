@@ -1,7 +1,5 @@
 //! Moving and resizing.
 
-mod common;
-
 mod generic {
     use crate::common::*;
     use mm_arch::{Arch, Entry, Level, Markers, NonPresent, SwapBits};

@@ -1,8 +1,6 @@
 //! Flags and entry points, outputs, and giving pages back.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use mm_arch::{Arch, Entry, Level, Pfn};
 use mm_folio::{FolioFlags, FolioRun, Get, PIN_BIAS, Pin, RefKind};
 use mm_gup::{

@@ -1,7 +1,5 @@
 //! Unmapping, discarding, changing rights, advice.
 
-mod common;
-
 mod generic {
     use crate::common::*;
     use mm_arch::{

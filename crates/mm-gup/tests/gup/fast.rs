@@ -1,9 +1,7 @@
 //! The lockless path: where it stops, and that whatever stopped it has given
 //! back what it took.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use mm_arch::{Arch, Entry, Level, NonPresent, SwapBits, VirtAddr};
 use mm_folio::{FolioFlags, Get, Pin, RefKind};
 use mm_gup::{

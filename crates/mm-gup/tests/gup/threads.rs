@@ -1,7 +1,6 @@
 //! Real threads on one address space: faults, changes of the mappings, forks,
 //! pins and walks of the trees, all at once and at random. Nothing is lost,
 //! nothing is left, and nobody waits for ever.
-#![cfg(not(loom))]
 
 use core::ops::ControlFlow;
 use mm_arch::model::{ModelCont, ModelPair, ModelWord};

@@ -1,9 +1,6 @@
 //! Missing pages: the zero page, single pages, large folios, PMD leaves.
-#![cfg(not(loom))]
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use mm_arch::{Entry, Level};
 use mm_fault::{FaultFlags, FaultOutcome, FaultSignal, OrderMode, ThpMode, ThpPolicy};
 use mm_folio::FolioFlags;

@@ -1,9 +1,7 @@
 //! Making pages present without taking them; single pages for dumps and for those who
 //! cannot take a fault.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use mm_arch::{AccessKind, Arch, Entry, Level, Pfn, VirtRange};
 use mm_folio::Get;
 use mm_gup::{FaultError, Gup, GupErrorKind, GupFault, OnError, Runs, put_pages};

@@ -1,7 +1,6 @@
 //! Address spaces on the model machine, filled by hand so that every entry is as
 //! a test wants it, a fault handler that follows a script, and the checks that
 //! hold after every call.
-#![expect(dead_code, reason = "each test file uses its part")]
 
 use core::num::NonZeroU32;
 use mm_arch::{Arch, Entry, Level, Pfn, VirtAddr, VirtRange};

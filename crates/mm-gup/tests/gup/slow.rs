@@ -1,9 +1,7 @@
 //! The path under the mmap lock: what it takes, what it asks of the fault
 //! handler, and what it says when it must stop.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use mm_arch::{Arch, Entry, Level, NonPresent, SwapBits};
 use mm_folio::{FolioFlags, FolioRun, FolioSpace, Get, MemMap, Pin, RefKind};
 use mm_gup::{FaultError, Gup, GupErrorKind, GupFault, GupFlags, Runs, Sink, put_runs, unpin_runs};

@@ -1,9 +1,6 @@
 //! When a fault is userfaultfd's to answer.
-#![cfg(not(loom))]
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use mm_arch::{Arch, Entry, Level, Markers, NonPresent, SwapBits};
 use mm_fault::{FaultFlags, FaultOutcome, OrderMode, ThpMode, ThpPolicy, UserFault};
 use mm_pgtable::TableSpace;

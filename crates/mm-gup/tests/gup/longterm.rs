@@ -1,9 +1,7 @@
 //! Facts of folios that decide whether they may be taken, and moving those that a
 //! pin without end must not hold.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use mm_arch::Arch;
 use mm_folio::{FolioFlags, FolioRef, Get, Pin};
 use mm_gup::{Gup, GupErrorKind, GupFlags, MigrateError, Migrator, Runs, Sink, unpin_runs};

@@ -4,9 +4,7 @@
 //! What may differ is the accessed and dirty state within a run that an
 //! operation rewrites (BATCH-18): merged, never lost.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use mm_arch::model::{ModelCont, ModelPair, ModelWord};
 use mm_arch::{Arch, Entry, Level, Markers, NonPresent, Rights};
 use mm_folio::Pin;

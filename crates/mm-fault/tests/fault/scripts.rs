@@ -1,10 +1,7 @@
 //! Random scripts of a few processes against the simplest possible memory: a
 //! copy of everything per process.
-#![cfg(not(loom))]
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use mm_arch::model::{ModelCont, ModelPair, ModelWord};
 use mm_arch::{Arch, Entry, Level};
 use mm_fault::{FaultFlags, FaultOutcome, OrderMode, ReusePolicy, ThpMode, ThpPolicy};

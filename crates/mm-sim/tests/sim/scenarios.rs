@@ -13,7 +13,7 @@ use mm_sim::{MachineConfig, Preset, RunOptions, capabilities, run};
 use mm_x86::{X86_64, X86_64NoShstk};
 
 fn supported() -> Vec<Entry> {
-    let names: Vec<_> = include_str!("../../../xtask/scenarios.txt")
+    let names: Vec<_> = include_str!("../../../../xtask/scenarios.txt")
         .lines()
         .map(|l| l.split('#').next().unwrap_or_default().trim())
         .filter(|l| !l.is_empty())

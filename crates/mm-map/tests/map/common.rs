@@ -1,6 +1,5 @@
 //! Address spaces on the model machine, filled by hand so that no test depends
 //! on the fault path, and the checks that hold after every operation.
-#![expect(dead_code, reason = "each test file uses its part")]
 
 use core::num::NonZeroU32;
 use mm_arch::{Arch, Entry, Level, Pfn, VirtAddr, VirtRange};

@@ -1,9 +1,6 @@
 //! A write fault that reuses more than its own page.
-#![cfg(not(loom))]
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use mm_arch::{Arch, Entry, Level, Protection};
 use mm_fault::{FaultFlags, FaultOutcome, OrderMode, ReusePolicy, ThpPolicy, UnshareReuse};
 use mm_folio::{FolioFlags, Get};

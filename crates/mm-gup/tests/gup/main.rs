@@ -1,0 +1,15 @@
+//! GUP on the model machine.
+//!
+//! One binary: the crates are generic, and each binary would compile its own copy of them.
+#![cfg(not(loom))]
+
+#[macro_use]
+mod common;
+mod batching;
+mod calls;
+mod fast;
+mod injection;
+mod longterm;
+mod populate;
+mod slow;
+mod threads;

@@ -1,0 +1,13 @@
+//! Changes of address spaces on the model machine.
+//!
+//! One binary: the crates are generic, and each binary would compile its own copy of them.
+#![cfg(not(loom))]
+
+#[macro_use]
+mod common;
+mod batching;
+mod failures;
+mod fork;
+mod remap;
+mod uffd;
+mod unmap_protect;

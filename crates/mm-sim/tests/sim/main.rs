@@ -1,0 +1,14 @@
+//! Programs and scenarios on the machine.
+//!
+//! One binary: the crates are generic, and each binary would compile its own copy of them.
+#![cfg(not(loom))]
+
+mod files;
+mod formats;
+mod planted;
+mod random;
+mod scenarios;
+mod shadow_stack;
+mod tables;
+mod tracking;
+mod uffd;
