@@ -5,6 +5,7 @@
 
 mod files;
 mod formats;
+mod migrate;
 mod planted;
 mod random;
 mod scenarios;
