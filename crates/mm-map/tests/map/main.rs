@@ -4,6 +4,7 @@
 #![cfg(not(loom))]
 
 #[macro_use]
+#[path = "../common/mod.rs"]
 mod common;
 mod batching;
 mod failures;

@@ -1,5 +1,6 @@
 //! Address spaces on the model machine, filled by hand so that no test depends
 //! on the fault path, and the checks that hold after every operation.
+#![allow(dead_code, reason = "the tests of mm-reclaim use a part of it")]
 
 use core::num::NonZeroU32;
 use mm_arch::{Arch, Entry, Level, Pfn, VirtAddr, VirtRange};
