@@ -1,6 +1,6 @@
 //! The decoded view of a page-table entry, and its laws.
 
-use crate::{EncodeError, Level, NonPresent, Pfn, SwapBits, TableFrame, TypeOffset};
+use crate::{EncodeError, Level, NonPresent, Pfn, SwapBits, SwapSlot, TableFrame, TypeOffset};
 use core::fmt::Debug;
 
 bitflags::bitflags! {
@@ -212,6 +212,23 @@ pub trait Entry: Copy + Eq + Debug + Send + Sync + 'static {
     #[inline]
     fn from_nonpresent(what: NonPresent, bits: SwapBits) -> Result<Self, EncodeError> {
         Self::from_type_offset(what.encode(Self::SWAP_PFN_BITS, Self::SWAP_YOUNG_DIRTY)?, bits)
+    }
+    /// The slot of a swap entry of a PTE table; `None` for everything else.
+    #[inline]
+    fn swap_slot(self) -> Option<SwapSlot> {
+        match self.nonpresent(Level::Pte)? {
+            NonPresent::Swap(slot) => Some(slot),
+            _ => None,
+        }
+    }
+    /// The swap entry for the slot `by` places further on, with the same flags (rule
+    /// BATCH-17). `None` if this is none, or the format has no such slot.
+    #[inline]
+    fn advance_swap(self, by: i64) -> Option<Self> {
+        let SwapSlot { device, offset } = self.swap_slot()?;
+        let offset = offset.checked_add_signed(by)?;
+        let slot = NonPresent::Swap(SwapSlot { device, offset });
+        Self::from_nonpresent(slot, self.swap_bits()).ok()
     }
     /// What is left for a batch scan to compare under `MODE` (rule BATCH-05).
     #[inline]

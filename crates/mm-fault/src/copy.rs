@@ -7,7 +7,7 @@ use mm_arch::{Entry, Level, Pfn};
 use mm_folio::{Exclusivity, Folio, FolioFlags, FolioRef, FolioRun, FrameBytes, Get};
 use mm_pgtable::LockedTable;
 use mm_rmap::RmapPlatform;
-use mm_vma::RssKind;
+use mm_vma::{RssKind, free_swap_cache};
 
 impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
     /// Gives the mapping its own page with the content of the one that `seen`
@@ -87,8 +87,14 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
                 let first = old.index_of(source);
                 old.remove_ptes(first, NonZeroU32::MIN, mm.id());
                 drop(table);
-                // The mapping's reference goes with the own one, in one step.
                 let mapping = self.memmap().adopt_run(FolioRun::new(old.head(), first, 1));
+                if old.has(FolioFlags::SWAPCACHE) {
+                    // It may have been the last one to want it.
+                    drop(mapping);
+                    free_swap_cache(mm.platform(), old);
+                    return;
+                }
+                // The mapping's reference goes with the own one, in one step.
                 let merged = own.merge(mapping);
                 debug_assert!(merged.is_ok(), "both are of the old folio");
             }

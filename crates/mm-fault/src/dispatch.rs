@@ -243,6 +243,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         let va = self.va;
         let outcome = match e.nonpresent(Level::Pte) {
             Some(NonPresent::Marker(Markers::UFFD_WP)) => return self.marked(e),
+            Some(NonPresent::Swap(slot)) => self.swap_in(e, slot),
             // Whoever moves the page puts an entry back; the access waits by
             // faulting again.
             Some(NonPresent::Migration { .. }) => FaultOutcome::MINOR,

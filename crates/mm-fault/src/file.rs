@@ -267,15 +267,26 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         page: u32,
         index: usize,
     ) -> Option<Extent> {
+        let all = self.room_for(table, folio, page, index)?;
+        let first = self.vma.linear_index(table.va_of(all.index));
+        self.may_map_all(backing, folio, first).then_some(all)
+    }
+    /// The entries that map all of a large `folio` if the one at `index` maps `page`: if
+    /// mapping and table have room for them.
+    pub(crate) fn room_for(
+        &self,
+        table: &LockedTable<'_, P>,
+        folio: Folio<'_, P>,
+        page: u32,
+        index: usize,
+    ) -> Option<Extent> {
         let nr = folio.nr_pages() as usize;
         let first = index.checked_sub(page as usize)?;
         if nr == 1 || first + nr > <P::Arch as Arch>::nr_entries(Level::Pte) {
             return None;
         }
         let range = table.range_of(first, nr)?;
-        let fits = self.vma.range().covers(range)
-            && self.may_map_all(backing, folio, self.vma.linear_index(range.start()));
-        fits.then_some(Extent { index: first, first: 0, nr })
+        self.vma.range().covers(range).then_some(Extent { index: first, first: 0, nr })
     }
     /// Whether a PMD entry may map the folio at the place of the fault.
     fn fits_pmd(&self, backing: &dyn Backing, folio: Folio<'_, P>, page: u32) -> bool {

@@ -20,6 +20,7 @@
 //!        │    of a file or shared memory ─ read ─► cached pages     (around, file)
 //!        │                       private store ─► a copy of its own (file)
 //!        │                        shared store ─► announced, dirty  (shared)
+//!        ├─ on a swap device ────────────────────► read, mapped     (swap_in)
 //!        ├─ read-only ──── store, unshare
 //!        │      ├─ shared mapping ────────────────► announced, dirty (shared)
 //!        │      ├─ write-protected by userfaultfd ► UserFault      (uffd)
@@ -61,7 +62,7 @@
 //!
 //! # Not here
 //!
-//! Swap, and placement: an entry that was made
+//! Placement: an entry that was made
 //! inaccessible as a hint gets its rights back.
 //!
 //! # Example
@@ -122,6 +123,7 @@ mod policy;
 mod reuse;
 mod shared;
 mod shmem_policy;
+mod swap_in;
 mod uffd;
 mod unshare;
 mod write_protect;
@@ -131,5 +133,5 @@ pub use dispatch::handle_fault;
 pub use flags::FaultFlags;
 pub use order::{OrderMode, OrderSet, ThpMode, ThpPolicy};
 pub use outcome::{FaultOutcome, FaultSignal, UserFault};
-pub use policy::{FaultPolicy, ReusePolicy, UnshareReuse};
+pub use policy::{FaultPolicy, ReusePolicy, SwapInPolicy, UnshareReuse};
 pub use shmem_policy::{ShmemMode, ShmemPolicy, WriteAt};

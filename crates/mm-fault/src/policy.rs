@@ -22,6 +22,8 @@ pub struct FaultPolicy {
     /// Pages around a read fault on a file that are mapped if they are cached: the
     /// size of the aligned window, a power of two; 1 for none (rule FILE-02).
     pub fault_around: u32,
+    /// How pages come back from swap devices that are as fast as memory.
+    pub swap_in: SwapInPolicy,
 }
 
 impl FaultPolicy {
@@ -35,6 +37,7 @@ impl FaultPolicy {
             unshare: UnshareReuse::Page,
             shmem: ShmemPolicy::NEVER,
             fault_around: 16,
+            swap_in: SwapInPolicy::Direct,
         }
     }
     /// With another reach of write faults.
@@ -66,6 +69,20 @@ pub enum ReusePolicy {
     /// As far as the stores that were seen in the mapping make it likely to pay,
     /// and never further than they have paid for.
     Adaptive,
+}
+
+/// How pages come back from swap (rule MODE-01).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum SwapInPolicy {
+    /// From a synchronous device a page that one entry counts on is read past the swap
+    /// cache, in the folio size that policy and slots allow. What is shared is read into
+    /// the cache, page by page. Linux 6.18.
+    #[default]
+    Direct,
+    /// Everything is read into the swap cache, and leaves it at once if the device is
+    /// synchronous. Linux 7.0.
+    Cached,
 }
 
 /// What an unshare fault marks exclusive when it found that all references of a

@@ -72,9 +72,9 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
             return true;
         }
         if !folio.is_large() {
-            return reuse::claim_small(folio, self.vma.anon());
+            return reuse::claim_small(self.mm().platform(), folio, self.vma.anon());
         }
-        let Some(verdict) = Exclusive::judge(table, folio, self.mm().id()) else { return false };
+        let Some(verdict) = Exclusive::judge(table, folio, self.mm()) else { return false };
         // Only here: a page that was exclusive already says nothing about its
         // neighbours (rule WREUSE-01).
         match self.reach() {

@@ -36,6 +36,11 @@ pub enum HasPinned {
 #[error("an exclusive page of the folio may be pinned")]
 pub struct MaybePinned;
 
+/// Folios that are not queued for a split when they become partially mapped (rule
+/// FOLIO-22).
+const NOT_QUEUED: FolioFlags =
+    FolioFlags::PARTIALLY_MAPPED.union(FolioFlags::DEVICE_PRIVATE).union(FolioFlags::SWAPCACHE);
+
 impl<'m, F: FolioSpace> Folio<'m, F> {
     #[inline]
     fn records(&self, first: u32, n: u32) -> impl Iterator<Item = &'m Record> + use<'m, F> {
@@ -183,10 +188,7 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
     }
     fn count_gone(&self, gone: Unmapped) {
         self.count_unmapped(gone.pages);
-        if gone.partially
-            && self.is_anon()
-            && !self.flags().intersects(FolioFlags::PARTIALLY_MAPPED | FolioFlags::DEVICE_PRIVATE)
-        {
+        if gone.partially && self.is_anon() && !self.flags().intersects(NOT_QUEUED) {
             self.queue_deferred(QueueReason::PartiallyMapped);
         }
     }
@@ -251,11 +253,11 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         self.try_share_anon_ptes(index, NonZeroU32::MIN)
     }
     /// As [`try_share_anon_pte`](Self::try_share_anon_pte) for `n` pages from `first` on,
-    /// one of them at least exclusive: all of them are shared, or none.
+    /// exclusive or not, whose entries have all been cleared: one question for all of them.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As there, if one of them is exclusive. No mark has changed then.
     pub fn try_share_anon_ptes(&self, first: u32, n: NonZeroU32) -> Result<(), MaybePinned> {
         debug_assert!(self.is_anon());
         self.check_range(first, n.get());
@@ -268,7 +270,9 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         // look sees the cleared entry, or we see its pin (rule RMAP-19).
         fence!("share.mb", SeqCst);
         if self.maybe_dma_pinned() && !mutant!("share.no_check") {
-            return Err(MaybePinned);
+            let mut any = false;
+            self.map.each_exclusive(pfn, n, |_| any = true);
+            return if any { Err(MaybePinned) } else { Ok(()) };
         }
         self.map.clear_exclusive(pfn, n);
         // Pairs with the read barrier of a pinner between the entry and the

@@ -35,6 +35,8 @@ pub trait FrameBytes: Sync {
     fn zero(&self, pfn: Pfn, nr_pages: u64);
     /// Copies a frame. Others may write to `src` meanwhile.
     fn copy(&self, dst: Pfn, src: Pfn);
+    /// Whether a frame is full of zeros.
+    fn is_zero(&self, pfn: Pfn) -> bool;
     /// Reads the 64-bit word at byte `offset` of a frame, a multiple of 8.
     fn load(&self, pfn: Pfn, offset: usize) -> u64;
     /// Writes the 64-bit word at byte `offset` of a frame, a multiple of 8.

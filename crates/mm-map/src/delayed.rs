@@ -1,8 +1,7 @@
 //! Mappings of dirty file pages, removed behind the flush.
 
-use crate::entry::FolioGather;
+use crate::entry::{FolioGather, Unmapped};
 use core::num::NonZeroU32;
-use mm_folio::{FolioRef, Get};
 use mm_rmap::RmapPlatform;
 use mm_vma::Mm;
 
@@ -11,7 +10,7 @@ const WAITING: usize = 16;
 
 /// A run whose entries are gone and whose mapping is not.
 struct Waiting<'m, P: RmapPlatform> {
-    refs: FolioRef<'m, P, Get>,
+    refs: Unmapped<'m, P>,
     first: u32,
 }
 
@@ -30,12 +29,7 @@ impl<'m, P: RmapPlatform> Delayed<'m, P> {
         Delayed { mm, runs: [const { None }; WAITING], nr: 0 }
     }
     /// Adds the pages from `first` on whose references are `refs`.
-    pub fn push(
-        &mut self,
-        refs: FolioRef<'m, P, Get>,
-        first: u32,
-        gather: &mut FolioGather<'m, P>,
-    ) {
+    pub fn push(&mut self, refs: Unmapped<'m, P>, first: u32, gather: &mut FolioGather<'m, P>) {
         if self.nr == WAITING {
             self.settle(gather);
         }

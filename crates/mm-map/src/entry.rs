@@ -2,14 +2,43 @@
 
 use core::num::NonZeroU32;
 use mm_arch::{Arch, Entry, Level, NonPresent};
-use mm_folio::{Folio, FolioRef, FolioRun, Get};
+use mm_folio::{Folio, FolioFlags, FolioRef, FolioRun, Get};
 use mm_pgtable::{BatchLimit, Gather, TableSpace};
-use mm_vma::{Mm, Platform, RssKind};
+use mm_vma::{Mm, Platform, RssKind, free_swap_cache};
 
 pub(crate) type E<P> = <<P as TableSpace>::Arch as Arch>::Entry;
 
 /// References to unmapped pages, parked until the flush.
-pub type FolioGather<'g, P> = Gather<'g, P, FolioRef<'g, P, Get>>;
+pub type FolioGather<'g, P> = Gather<'g, P, Unmapped<'g, P>>;
+
+/// References of pages whose mappings were removed. Dropping it gives them back; a folio
+/// that nothing maps any more leaves the swap cache before that, if nobody else can want it
+/// (rule ZAP-06).
+#[derive(Debug)]
+#[must_use = "the references are given back when this is dropped"]
+pub struct Unmapped<'g, P: Platform> {
+    platform: &'g P,
+    refs: FolioRef<'g, P, Get>,
+}
+
+impl<'g, P: Platform> Unmapped<'g, P> {
+    /// The folio.
+    pub(crate) fn folio(&self) -> Folio<'g, P> {
+        self.refs.folio()
+    }
+    /// How many references.
+    pub(crate) fn n(&self) -> u32 {
+        self.refs.n()
+    }
+}
+
+impl<P: Platform> Drop for Unmapped<'_, P> {
+    fn drop(&mut self) {
+        if self.refs.folio().has(FolioFlags::SWAPCACHE) {
+            free_swap_cache(self.platform, self.refs.folio());
+        }
+    }
+}
 
 /// The folio that a present leaf counts for: none for the zero pages and for
 /// frames without records.
@@ -46,8 +75,10 @@ pub(crate) fn owned<'m, P: Platform>(
     folio: Folio<'m, P>,
     first: u32,
     n: NonZeroU32,
-) -> FolioRef<'m, P, Get> {
-    mm.platform().memmap().adopt_run(FolioRun::new(folio.head(), first, n.get()))
+) -> Unmapped<'m, P> {
+    let platform = mm.platform();
+    let run = FolioRun::new(folio.head(), first, n.get());
+    Unmapped { platform, refs: platform.memmap().adopt_run(run) }
 }
 
 /// Whether PTEs can take the place of a PMD entry: it is a leaf, or stands for one that is
@@ -67,7 +98,7 @@ pub(crate) fn pmd_pages<P: Platform>() -> u64 {
 pub(crate) struct Rss([u64; Rss::KINDS.len()]);
 
 impl Rss {
-    const KINDS: [RssKind; 3] = [RssKind::Anon, RssKind::File, RssKind::Shmem];
+    const KINDS: [RssKind; 4] = [RssKind::Anon, RssKind::File, RssKind::Shmem, RssKind::Swap];
 
     pub fn add(&mut self, kind: RssKind, nr: u64) {
         if let Some(n) = Self::KINDS.iter().position(|k| *k == kind) {

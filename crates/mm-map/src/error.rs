@@ -73,11 +73,11 @@ pub enum ForkError {
     /// No memory for a mapping, a table or an early copy.
     #[error("out of memory at {0}")]
     NoMemory(VirtAddr),
-    /// A folio has as many references as it can have.
+    /// A folio has as many references as it can have, or a swap slot as many entries.
     #[error("too many references to the page at {0}")]
     TooManyRefs(VirtAddr),
-    /// An entry of a kind that cannot be shared by this crate: a swap entry, or
-    /// memory that a device holds exclusively.
+    /// An entry of a kind that cannot be shared by this crate: memory that a device
+    /// holds exclusively.
     #[error("the entry at {0} cannot be copied")]
     Unsupported(VirtAddr),
 }

@@ -27,13 +27,16 @@ use crate::policy::{MapPolicy, Strategy, by_policy};
 use alloc::sync::Arc;
 use core::num::NonZeroU32;
 use mm_arch::respect::{DIRTY, MERGE_WRITE, SOFT_DIRTY};
-use mm_arch::{Arch, Entry, Flush, Level, Markers, MigrationKind, NonPresent, VirtAddr, VirtRange};
+use mm_arch::{
+    Arch, Entry, Flush, Level, Markers, MigrationKind, NonPresent, SwapSlot, VirtAddr, VirtRange,
+};
 use mm_folio::{Exclusivity, Folio, FolioFlags, FolioRef, FrameBytes, Get, HasPinned};
 use mm_pgtable::{
-    LockedEntry, LockedPmd, LockedTable, Run, SpanKind, TableMemory, TableSpace, TablesStay,
+    BatchLimit, LockedEntry, LockedPmd, LockedTable, Run, SpanKind, TableMemory, TableSpace,
+    TablesStay,
 };
 use mm_rmap::{RmapPlatform, fork_vma, split_locked_pmd};
-use mm_vma::{Mm, MmWrite, RssKind, Vma, VmaFlags};
+use mm_vma::{Mm, MmWrite, RssKind, SlotRun, SwapSpace, Vma, VmaFlags};
 
 /// What a child does not inherit of a mapping: locked pages, userfaultfd.
 const NOT_INHERITED: VmaFlags =
@@ -205,7 +208,7 @@ fn copy_table<B: Strategy, P: RmapPlatform>(
                     owed,
                 )
             } else {
-                copy_nonpresent(copy, &mut src, &mut dst, i, e, &mut rss)
+                copy_nonpresent::<B, P>(copy, &mut src, &mut dst, i, limit, e, &mut rss)
             };
             match step {
                 Ok(Step::Done(n)) => {
@@ -242,7 +245,7 @@ fn run_of<'t, P: RmapPlatform>(
     src: &LockedTable<'t, P>,
     i: usize,
     e: E<P>,
-    limit: mm_pgtable::BatchLimit,
+    limit: BatchLimit,
 ) -> Run<'t> {
     let shared = vma.flags().contains(VmaFlags::SHARED);
     match (shared, vma.tracks_soft_dirty(P::Arch::HAS_SOFT_DIRTY)) {
@@ -364,12 +367,43 @@ fn shared_migration(what: NonPresent, cow: bool) -> NonPresent {
     }
 }
 
-/// Copies a non-present entry (rule FORK-10).
-fn copy_nonpresent<P: RmapPlatform>(
+/// Copies the run of swap entries that starts at `i`: one more entry counts on each of its
+/// slots, and no page is exclusive any more (rule FORK-10).
+fn copy_swap<P: RmapPlatform>(
+    copy: &Copy<'_, P>,
+    src: &mut LockedTable<'_, P>,
+    dst: &mut LockedTable<'_, P>,
+    run: Run<'_>,
+    e: E<P>,
+    slot: SwapSlot,
+    rss: &mut Rss,
+) -> Result<Step, ForkError> {
+    let (i, n) = (run.first(), run.nr());
+    let slots = SlotRun::new(slot, run.count().get());
+    let counts = copy.parent.platform().swap().slots();
+    if counts.dup(slots).is_err() {
+        let full = slots.iter().position(|slot| counts.is_full(slot)).unwrap_or(0);
+        return Err(ForkError::TooManyRefs(src.va_of(i + full)));
+    }
+    let mut bits = e.swap_bits();
+    if bits.exclusive && !mm_sync::mutant!("map.fork.swap_exclusive") {
+        bits.exclusive = false;
+        src.set_swap(i, n, e.with_swap_bits(bits));
+    }
+    // The child has no userfaultfd.
+    bits.uffd_wp = false;
+    dst.set_swap(i, n, e.with_swap_bits(bits));
+    rss.add(RssKind::Swap, n as u64);
+    Ok(Step::Done(n))
+}
+
+/// Copies a non-present entry, or a run of swap entries (rule FORK-10).
+fn copy_nonpresent<B: Strategy, P: RmapPlatform>(
     copy: &Copy<'_, P>,
     src: &mut LockedTable<'_, P>,
     dst: &mut LockedTable<'_, P>,
     i: usize,
+    limit: BatchLimit,
     e: E<P>,
     rss: &mut Rss,
 ) -> Result<Step, ForkError> {
@@ -408,7 +442,11 @@ fn copy_nonpresent<P: RmapPlatform>(
             return Ok(Step::Done(1));
         }
         Some(poison @ NonPresent::Hwpoison(_)) => poison,
-        Some(NonPresent::Swap(_) | NonPresent::Device { kind: Exclusive, .. }) | None => {
+        Some(NonPresent::Swap(slot)) => {
+            let run = if B::ON { src.swap_run(i, e, limit) } else { src.single(i) };
+            return copy_swap(copy, src, dst, run, e, slot, rss);
+        }
+        Some(NonPresent::Device { kind: Exclusive, .. }) | None => {
             return unsupported;
         }
     };

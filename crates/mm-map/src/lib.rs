@@ -50,7 +50,7 @@
 //!
 //! # Not here
 //!
-//! Swap slots, queues of userfaultfd events and its
+//! Queues of userfaultfd events and its
 //! copies of pages, `MADV_FREE` and its relatives, NUMA hints, collapse, merging of equal pages.
 //!
 //! # Example
@@ -105,7 +105,7 @@ mod vmas;
 mod zap;
 
 pub use advise::{Advice, madvise};
-pub use entry::FolioGather;
+pub use entry::{FolioGather, Unmapped};
 pub use error::{ForkError, MapError};
 pub use exit::exit;
 pub use fork::fork;

@@ -20,9 +20,9 @@ use crate::policy::{MapPolicy, Strategy, by_policy};
 use core::num::NonZeroU32;
 use mm_arch::{Arch, Entry, Level, Live, Liveness, Markers, NonPresent, VirtRange, respect};
 use mm_folio::FolioFlags;
-use mm_pgtable::{LockedEntry, LockedPmd, LockedTable, SpanKind, TablesStay};
+use mm_pgtable::{BatchLimit, LockedEntry, LockedPmd, LockedTable, SpanKind, TablesStay};
 use mm_rmap::{RmapPlatform, split_locked_pmd};
-use mm_vma::{Mm, RssKind, Vma};
+use mm_vma::{Mm, RssKind, SlotRun, Vma, put_swap};
 
 /// What happens to guard markers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -134,8 +134,7 @@ fn zap_table<'m, B: Strategy, L: Liveness, P: RmapPlatform>(
             let mut to = Zapped { rss: &mut rss, delayed: &mut delayed, gather };
             zap_present::<B, L, P>(mm, &mut table, i, end - i, e, how, &mut to)
         } else {
-            zap_nonpresent(mm, &mut table, i, e, how, &mut rss, gather);
-            1
+            zap_nonpresent::<B, P>(mm, &mut table, i, limit, e, how, &mut rss, gather)
         };
     }
     // Before the lock is dropped: whoever counts entries under it sees the
@@ -209,33 +208,42 @@ fn zap_present<'m, B: Strategy, L: Liveness, P: RmapPlatform>(
     run.nr()
 }
 
-/// Zaps a non-present entry (rule ZAP-07).
-fn zap_nonpresent<'m, P: RmapPlatform>(
+/// Zaps the non-present entry at `i`, or the run of swap entries that starts there; how
+/// many entries (rule ZAP-07).
+#[expect(clippy::too_many_arguments, reason = "a table, a position in it, and what to do there")]
+fn zap_nonpresent<'m, B: Strategy, P: RmapPlatform>(
     mm: &'m Mm<P>,
     table: &mut LockedTable<'_, P>,
     i: usize,
+    limit: BatchLimit,
     e: E<P>,
     how: How,
     rss: &mut Rss,
     gather: &mut FolioGather<'m, P>,
-) {
+) -> usize {
     let map = mm.platform().memmap();
     match e.nonpresent(Level::Pte) {
         Some(NonPresent::Marker(m)) if m.contains(Markers::GUARD) && how.guards == Guards::Keep => {
-            return;
+            return 1;
         }
         // Private pages, wherever they are now.
         Some(NonPresent::Swap(_) | NonPresent::Device { .. } | NonPresent::Hwpoison(_))
             if how.pages == Pages::OfObject =>
         {
-            return;
+            return 1;
         }
-        Some(NonPresent::Swap(_)) => mm.counters().sub(RssKind::Swap, 1),
+        Some(NonPresent::Swap(slot)) => {
+            let nr = if B::ON { table.swap_run(i, e, limit).nr() } else { 1 };
+            table.drop_nonpresent(i, nr);
+            rss.add(RssKind::Swap, nr as u64);
+            put_swap(mm.platform(), SlotRun::new(slot, nr as u32));
+            return nr;
+        }
         // The migration's own: it finds the entry gone and drops its mapping.
         Some(NonPresent::Migration { pfn, .. }) => {
             let folio = map.folio(pfn);
             if how.pages == Pages::OfObject && folio.is_anon() {
-                return;
+                return 1;
             }
             rss.add(RssKind::of(folio), 1);
         }
@@ -249,6 +257,7 @@ fn zap_nonpresent<'m, P: RmapPlatform>(
         Some(NonPresent::Marker(_) | NonPresent::Hwpoison(_)) | None => {}
     }
     table.set(i, E::<P>::NONE);
+    1
 }
 
 /// Zaps a whole PMD leaf (rule ZAP-09). The table that was deposited with it

@@ -90,6 +90,31 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         S::Arch::set(self.view.table(), self.view.at(index), e, &self.tables.tlb());
         self.view.desc().count(i32::from(!e.is_none()) - i32::from(!old.is_none()));
     }
+    /// Writes swap entries for consecutive slots, `e` the first of them, over `n` entries
+    /// that hardware does not update (rule BATCH-17).
+    ///
+    /// # Panics
+    ///
+    /// If that leaves the table; in debug builds if the format has no such slots.
+    pub fn set_swap(&mut self, index: usize, n: usize, e: E<S>) {
+        for k in 0..n {
+            match e.advance_swap(k as i64) {
+                Some(e) => self.set(index + k, e),
+                None => debug_assert!(false, "{e:?} has no successor {k}"),
+            }
+        }
+    }
+    /// Empties `n` entries that are not present.
+    ///
+    /// # Panics
+    ///
+    /// If that leaves the table.
+    pub fn drop_nonpresent(&mut self, index: usize, n: usize) {
+        for i in index..index + n {
+            debug_assert!(!self.view.get(i).is_present(Level::Pte));
+            self.set(i, E::<S>::NONE);
+        }
+    }
     /// Folds the block that ends at `index`, where the format has blocks and the entries
     /// allow it (rules CONT-03, CONT-04); whether it did. The caller knows that the pages
     /// of the block belong to one folio.

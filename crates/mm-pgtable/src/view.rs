@@ -98,14 +98,31 @@ impl<'g, S: TableSpace, R: Right> View<'g, S, R> {
         self.desc.live().used();
         Run::new(index, batch)
     }
+    /// The run of swap entries that starts with `head`, the value at `index`:
+    /// consecutive slots with the same flags (rule BATCH-16). An entry that is no swap
+    /// entry is a run by itself.
+    pub fn swap_run(
+        &self,
+        index: usize,
+        head: <S::Arch as Arch>::Entry,
+        limit: BatchLimit,
+    ) -> Run<'g> {
+        let max = limit.get().min(S::Arch::nr_entries(self.level) - index);
+        let follows = |k: &usize| head.advance_swap(*k as i64) == Some(self.get(index + k));
+        self.run_of(index, 1 + (1..max).take_while(follows).count())
+    }
     /// A run of one entry.
     #[inline]
     pub fn single(&self, index: usize) -> Run<'g> {
+        self.run_of(index, 1)
+    }
+    #[inline]
+    fn run_of(&self, index: usize, nr: usize) -> Run<'g> {
         Run::new(
             index,
             mm_arch::Batch {
-                nr: 1,
-                looks: 1,
+                nr,
+                looks: nr,
                 any_writable: false,
                 any_young: false,
                 any_dirty: false,

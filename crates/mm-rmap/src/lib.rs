@@ -55,6 +55,11 @@
 //! [`split_anon_folio`] makes several folios of it, where it is. Then the entries become
 //! mappings again.
 //!
+//! # Swap
+//!
+//! [`swap_out_ptes`] turns entries into swap entries, as a run: who unmaps a folio of the
+//! swap cache calls it.
+//!
 //! # Locks
 //!
 //! ```text
@@ -122,6 +127,7 @@ mod policy;
 mod split_folio;
 mod split_pmd;
 mod suspend;
+mod swap_out;
 mod vmas;
 mod walk;
 mod zero;
@@ -136,6 +142,7 @@ pub use policy::Batching;
 pub use split_folio::{SplitError, SplitFolio, split_anon_folio};
 pub use split_pmd::{split_locked_pmd, split_pmd};
 pub use suspend::{Leaves, MappingStays, Suspended, suspend_mappings};
+pub use swap_out::{SwapOutError, SwappedOut, swap_out_ptes};
 pub use vmas::{
     clone_vma, fork_vma, link_vma, merge_vmas, split_vma, unlink_vma, vma_flags_changed,
     vma_resized,

@@ -46,6 +46,16 @@ pub struct EventCounts {
     pub folio_split: [Counter; MAX_ORDERS],
     /// By order.
     pub folio_split_failed: [Counter; MAX_ORDERS],
+    /// By order.
+    pub folio_swapped_in: [Counter; MAX_ORDERS],
+    /// By order.
+    pub folio_swapped_out: [Counter; MAX_ORDERS],
+    /// By order.
+    pub swap_out_fallback: [Counter; MAX_ORDERS],
+    pub pages_swapped_in: Counter,
+    pub pages_swapped_out: Counter,
+    pub zero_pages_swapped_in: Counter,
+    pub zero_pages_swapped_out: Counter,
 }
 
 impl Observer for EventCounts {
@@ -75,6 +85,13 @@ impl Observer for EventCounts {
             Event::ShmemFallback => by_order(&self.shmem_fallback),
             Event::FolioSplit => by_order(&self.folio_split),
             Event::FolioSplitFailed => by_order(&self.folio_split_failed),
+            Event::FolioSwappedIn => by_order(&self.folio_swapped_in),
+            Event::FolioSwappedOut => by_order(&self.folio_swapped_out),
+            Event::SwapOutFallback => by_order(&self.swap_out_fallback),
+            Event::PagesSwappedIn => self.pages_swapped_in.add(nr),
+            Event::PagesSwappedOut => self.pages_swapped_out.add(nr),
+            Event::ZeroPagesSwappedIn => self.zero_pages_swapped_in.add(nr),
+            Event::ZeroPagesSwappedOut => self.zero_pages_swapped_out.add(nr),
         }
     }
 }

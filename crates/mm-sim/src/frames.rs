@@ -178,6 +178,9 @@ impl FrameBytes for Frames {
             d.store(s.load(Relaxed), Relaxed);
         }
     }
+    fn is_zero(&self, pfn: Pfn) -> bool {
+        self.ram.words(pfn).iter().all(|w| w.load(Relaxed) == 0)
+    }
     fn load(&self, pfn: Pfn, offset: usize) -> u64 {
         self.ram.words(pfn)[offset / 8].load(Relaxed)
     }

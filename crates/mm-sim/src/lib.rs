@@ -98,7 +98,7 @@ mod tables;
 
 pub use audit::{AuditViolation, Shadow, ShadowPin, Spot, audit, leaks};
 pub use cpu::{CpuAccess, CpuViolation, Cpus, FlushCounts, PageFault, Plant};
-pub use device::{File, FileError, Object, Shmem, ShmemKind};
+pub use device::{File, FileError, Object, Shmem, ShmemKind, Swap};
 pub use epochs::ThreadHandles;
 pub use events::{EventCounts, Events};
 pub use frames::{FrameSource, FrameUse, Frames};

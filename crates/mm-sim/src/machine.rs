@@ -1,6 +1,6 @@
 //! A machine: memory, CPUs, and the policy its kernel runs with.
 
-use crate::device::Objects;
+use crate::device::{Objects, Swap};
 use crate::epochs::ThreadHandles;
 use crate::events::{EventCounts, Events};
 use crate::platform::Parts;
@@ -122,6 +122,7 @@ impl<A: Arch, O: Events> Machine<A, O> {
         let parts = Parts {
             tables: FrameTables::new(frames.clone()),
             cpus: Cpus::new(cpus, frames.clone()),
+            swap: Swap::new(frames.clone()),
             frames,
             epochs: Epoch::new(ThreadHandles::new()),
             memmap,

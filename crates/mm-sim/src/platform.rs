@@ -1,7 +1,7 @@
 //! The machine as the algorithms see it: the handle that implements the traits
 //! of a kernel.
 
-use crate::device::Objects;
+use crate::device::{Objects, Swap};
 use crate::epochs::ThreadHandles;
 use crate::events::{EventCounts, Events};
 use crate::{Cpus, FrameSource, FrameTables, Frames, Policy};
@@ -26,6 +26,7 @@ pub(crate) struct Parts<A: Arch, O: Events> {
     pub anon: AnonTrees<Host<A, O>>,
     pub files: FileTrees<Host<A, O>>,
     pub objects: Objects<A, O>,
+    pub swap: Swap,
     pub events: O,
     pub policy: RwLock<Policy>,
     pub zero_page: Pfn,
@@ -109,6 +110,7 @@ impl<A: Arch, O: Events> Platform for Host<A, O> {
     type Bytes = Frames;
     type Observer = O;
     type Interrupt = ();
+    type Swap = Swap;
 
     #[inline]
     fn memmap(&self) -> &MemMap<Self> {
@@ -125,6 +127,10 @@ impl<A: Arch, O: Events> Platform for Host<A, O> {
     #[inline]
     fn interrupt(&self) -> &() {
         &()
+    }
+    #[inline]
+    fn swap(&self) -> &Swap {
+        &self.0.swap
     }
     #[inline]
     fn mm_ids(&self) -> &MmIds<DefaultLock> {

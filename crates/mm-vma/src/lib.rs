@@ -29,9 +29,7 @@
 //! * Fork makes the write-protect sequence odd for its whole copy (rule FORK-03).
 //! * A mapping of a file or of shared memory names its object, a [`Backing`].
 //!
-//! # Not here
-//!
-//! Swap devices; they join with a trait of their own.
+//! * A swap entry counts on its slot: see [`SwapSpace`] and [`SwapSlots`].
 //!
 //! # Example
 //!
@@ -60,6 +58,8 @@ mod page_cache;
 mod platform;
 mod rights;
 mod store;
+mod swap;
+mod swap_slots;
 mod vma;
 mod writable;
 
@@ -72,5 +72,9 @@ pub use page_cache::{InsertError, PageCache};
 pub use platform::{Event, Interrupt, Observer, Platform};
 pub use rights::VmaRights;
 pub use store::{StoreError, VmaStore};
+pub use swap::{
+    SlotRun, SwapIoError, SwapSpace, free_swap_cache, put_swap, read_folio, write_folio,
+};
+pub use swap_slots::{CLUSTER_SLOTS, SlotState, SwapError, SwapSlots, Zeros};
 pub use vma::Vma;
 pub use writable::can_change_writable;

@@ -12,7 +12,7 @@ mod object;
 
 pub use object::ModelObject;
 
-use crate::{Event, Interrupt, Observer, Platform};
+use crate::{Event, Interrupt, Observer, Platform, SwapIoError, SwapSlots, SwapSpace};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -21,7 +21,7 @@ use core::ptr::NonNull;
 // Counting and content take part in no protocol: a model checker need not
 // explore them.
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use mm_arch::{Arch, Level, Pfn, TableFrame};
+use mm_arch::{Arch, Level, Pfn, SwapSlot, TableFrame};
 use mm_folio::{AllocError, FolioSource, FolioSpace, FrameBytes, MemMap, MmIds};
 use mm_pgtable::slab::{CountingTlb, Slab};
 use mm_pgtable::{TableAllocError, TableDesc, TableMemory, TableSpace};
@@ -44,6 +44,8 @@ pub struct ModelConfig {
     pub words_per_frame: usize,
     /// Whether there is a huge zero folio.
     pub huge_zero: bool,
+    /// Pages that fit onto the swap device; 0 for no device.
+    pub swap_slots: u32,
     /// State of a crate above, found again with [`ModelPlatform::extension`].
     pub extension: Box<dyn Any + Send + Sync>,
 }
@@ -55,6 +57,7 @@ impl Default for ModelConfig {
             nr_tables: 128,
             words_per_frame: 4,
             huge_zero: false,
+            swap_slots: 0,
             extension: Box::new(()),
         }
     }
@@ -74,10 +77,13 @@ pub struct FailureInjector {
     fail_at: AtomicU64,
 }
 
-impl FailureInjector {
-    fn new() -> Self {
+impl Default for FailureInjector {
+    fn default() -> Self {
         FailureInjector { calls: AtomicU64::new(0), fail_at: AtomicU64::new(u64::MAX) }
     }
+}
+
+impl FailureInjector {
     /// Lets the allocation fail that comes after `index` further ones, once.
     pub fn fail_after(&self, index: u64) {
         self.calls.store(0, Relaxed);
@@ -90,6 +96,17 @@ impl FailureInjector {
     fn fails(&self) -> bool {
         self.calls.fetch_add(1, Relaxed) == self.fail_at.load(Relaxed)
     }
+}
+
+/// How the swap device behaves.
+#[derive(Debug, Default)]
+pub struct ModelSwapState {
+    /// It reads and writes in its own time, so that a cache pays.
+    pub asynchronous: AtomicBool,
+    /// Pages must not change while they are written.
+    pub stable_pages: AtomicBool,
+    /// Which reads and writes fail; they count as one kind of call.
+    pub failures: FailureInjector,
 }
 
 /// Events by kind.
@@ -198,6 +215,9 @@ struct Parts<A: Arch> {
     tlb: CountingTlb,
     memmap: MemMap<ModelPlatform<A>>,
     content: Vec<AtomicU64>,
+    slots: SwapSlots<DefaultLock>,
+    swapped: Vec<AtomicU64>,
+    swap: ModelSwapState,
     words_per_frame: usize,
     events: EventCounts,
     ids: MmIds<DefaultLock>,
@@ -230,7 +250,7 @@ impl<A: Arch> ModelPlatform<A> {
     ///
     /// If it is too small for its zero folios.
     pub fn new(config: ModelConfig) -> Result<Self, AllocError> {
-        let failures = Arc::new(FailureInjector::new());
+        let failures = Arc::new(FailureInjector::default());
         let frames = usize::try_from(config.nr_frames).map_err(|_| AllocError)?;
         let source = ModelFrames {
             used: Mutex::new(alloc::vec![false; frames]),
@@ -252,6 +272,11 @@ impl<A: Arch> ModelPlatform<A> {
             None
         };
         let words = config.words_per_frame.max(1);
+        let slots = SwapSlots::new();
+        if config.swap_slots > 0 {
+            slots.open(config.swap_slots).map_err(|_| AllocError)?;
+        }
+        let swapped = (config.swap_slots as usize + 1) * words;
         Ok(ModelPlatform(Arc::new(Parts {
             tables: ModelTables {
                 slab: Slab::new(config.nr_tables, FIRST_TABLE),
@@ -261,6 +286,9 @@ impl<A: Arch> ModelPlatform<A> {
             tlb: CountingTlb::default(),
             memmap,
             content: (0..frames * words).map(|_| AtomicU64::new(0)).collect(),
+            slots,
+            swapped: (0..swapped).map(|_| AtomicU64::new(0)).collect(),
+            swap: ModelSwapState::default(),
             words_per_frame: words,
             events: EventCounts::default(),
             ids: MmIds::new(),
@@ -274,6 +302,10 @@ impl<A: Arch> ModelPlatform<A> {
     /// Decides which allocation fails: of folios and of tables.
     pub fn failures(&self) -> &FailureInjector {
         &self.0.failures
+    }
+    /// How the swap device behaves.
+    pub fn swap_state(&self) -> &ModelSwapState {
+        &self.0.swap
     }
     /// The counted events.
     pub fn events(&self) -> &EventCounts {
@@ -297,6 +329,14 @@ impl<A: Arch> ModelPlatform<A> {
     fn word(&self, pfn: Pfn, offset: usize) -> &AtomicU64 {
         let words = self.0.words_per_frame;
         &self.0.content[pfn.since(FIRST_FRAME) as usize * words + offset / 8 % words]
+    }
+    /// Where the words of a slot are, unless this call fails.
+    fn swapped(&self, slot: SwapSlot) -> Result<&[AtomicU64], SwapIoError> {
+        let (at, words) = (slot.offset as usize, self.0.words_per_frame);
+        if self.0.swap.failures.fails() {
+            return Err(SwapIoError { slot });
+        }
+        self.0.swapped.get(at * words..(at + 1) * words).ok_or(SwapIoError { slot })
     }
 }
 
@@ -336,6 +376,9 @@ impl<A: Arch> FrameBytes for ModelPlatform<A> {
             self.store(dst, w * 8, self.load(src, w * 8));
         }
     }
+    fn is_zero(&self, pfn: Pfn) -> bool {
+        (0..self.0.words_per_frame).all(|w| self.load(pfn, w * 8) == 0)
+    }
     fn load(&self, pfn: Pfn, offset: usize) -> u64 {
         let value = self.word(pfn, offset).load(Relaxed);
         self.0.memmap.content(pfn).used();
@@ -347,11 +390,38 @@ impl<A: Arch> FrameBytes for ModelPlatform<A> {
     }
 }
 
+impl<A: Arch> SwapSpace for ModelPlatform<A> {
+    type Lock = DefaultLock;
+
+    fn slots(&self) -> &SwapSlots<DefaultLock> {
+        &self.0.slots
+    }
+    fn read(&self, slot: SwapSlot, page: Pfn) -> Result<(), SwapIoError> {
+        for (i, word) in self.swapped(slot)?.iter().enumerate() {
+            self.store(page, i * 8, word.load(Relaxed));
+        }
+        Ok(())
+    }
+    fn write(&self, slot: SwapSlot, page: Pfn) -> Result<(), SwapIoError> {
+        for (i, word) in self.swapped(slot)?.iter().enumerate() {
+            word.store(self.load(page, i * 8), Relaxed);
+        }
+        Ok(())
+    }
+    fn is_synchronous(&self, _: u8) -> bool {
+        !self.0.swap.asynchronous.load(Relaxed)
+    }
+    fn needs_stable_pages(&self, _: u8) -> bool {
+        self.0.swap.stable_pages.load(Relaxed)
+    }
+}
+
 impl<A: Arch> Platform for ModelPlatform<A> {
     type MmapLock = DefaultRwLock;
     type Bytes = Self;
     type Observer = EventCounts;
     type Interrupt = ModelSignal;
+    type Swap = Self;
 
     fn memmap(&self) -> &MemMap<Self> {
         &self.0.memmap
@@ -364,6 +434,9 @@ impl<A: Arch> Platform for ModelPlatform<A> {
     }
     fn interrupt(&self) -> &ModelSignal {
         &self.0.signal
+    }
+    fn swap(&self) -> &Self {
+        self
     }
     fn mm_ids(&self) -> &MmIds<DefaultLock> {
         &self.0.ids

@@ -1,5 +1,6 @@
 //! The traits a kernel implements, bundled.
 
+use crate::SwapSpace;
 use mm_arch::Pfn;
 use mm_folio::{FolioSpace, FrameBytes, MemMap, MmIds};
 use mm_pgtable::TableSpace;
@@ -48,6 +49,21 @@ pub enum Event {
     AgingRuns,
     /// Large folios that could not be split; the number is the order.
     FolioSplitFailed,
+    /// Folios read from swap; the number is the order.
+    FolioSwappedIn,
+    /// Folios written to swap; the number is the order.
+    FolioSwappedOut,
+    /// Folios that were split because swap had no room for them in one piece; the
+    /// number is the order.
+    SwapOutFallback,
+    /// Pages read from swap.
+    PagesSwappedIn,
+    /// Pages written to swap.
+    PagesSwappedOut,
+    /// Pages full of zeros that needed not be read from swap.
+    ZeroPagesSwappedIn,
+    /// Pages full of zeros that were not written to swap.
+    ZeroPagesSwappedOut,
 }
 
 /// Hears of events. `()` hears nothing and costs nothing.
@@ -103,6 +119,8 @@ pub trait Platform: TableSpace + FolioSpace {
     type Observer: Observer;
     /// Who knows about signals.
     type Interrupt: Interrupt;
+    /// Swap.
+    type Swap: SwapSpace;
 
     /// The memory map.
     fn memmap(&self) -> &MemMap<Self>;
@@ -112,6 +130,8 @@ pub trait Platform: TableSpace + FolioSpace {
     fn observer(&self) -> &Self::Observer;
     /// Who knows about signals.
     fn interrupt(&self) -> &Self::Interrupt;
+    /// Swap.
+    fn swap(&self) -> &Self::Swap;
     /// Ids of address spaces.
     fn mm_ids(&self) -> &MmIds<Self::PtLock>;
     /// The shared zero page.

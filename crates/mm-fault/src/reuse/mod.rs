@@ -24,24 +24,31 @@ pub(crate) use verdict::Exclusive;
 pub(crate) use window::{Change, Place, Widening};
 
 use mm_folio::{AnonId, Folio, FolioFlags, FolioSpace};
+use mm_vma::{Platform, SwapSpace};
 
 /// Proves that a small anonymous folio, mapped by the entry whose lock is held,
 /// belongs to that entry alone, and marks it; whether that worked (rule
-/// REUSE-01).
+/// REUSE-01). A page of the swap cache leaves it for that, if no entry counts on its slot.
 ///
 /// On success the folio moves to `anon`, the tree of the mapping: no other
 /// mapping can come any more, so walks need not visit the others.
-pub(crate) fn claim_small<P: FolioSpace>(folio: Folio<'_, P>, anon: Option<AnonId>) -> bool {
+pub(crate) fn claim_small<P: Platform>(
+    platform: &P,
+    folio: Folio<'_, P>,
+    anon: Option<AnonId>,
+) -> bool {
     let Some(anon) = anon else { return false };
     // Cheap rejects, before the lock is touched.
     let by_map = mm_sync::mutant!("fault.reuse.map_only");
-    if folio.has(FolioFlags::KSM) || (folio.refcount() != 1 && !by_map) {
+    let cached = i32::from(folio.has(FolioFlags::SWAPCACHE));
+    if folio.has(FolioFlags::KSM) || (folio.refcount() > 1 + cached && !by_map) {
         return false;
     }
     // Never waited for under a table lock. Whoever has it may be about to move
     // or share the page.
     let Some(lock) = folio.try_lock() else { return false };
     let folio = lock.folio();
+    platform.swap().slots().free(&lock);
     let alone = folio.counts_locked(|c| if by_map { c.mapcount == 1 } else { c.refs == 1 });
     if !alone || folio.has(FolioFlags::KSM) {
         return false;

@@ -1,9 +1,9 @@
 //! The verdict on a large folio.
 
 use mm_arch::Pfn;
-use mm_folio::{Folio, FolioFlags, Get, MmId};
+use mm_folio::{Folio, FolioFlags, Get};
 use mm_pgtable::LockedTable;
-use mm_vma::Platform;
+use mm_vma::{Mm, Platform, SwapSpace};
 
 /// Proof that every reference to a large anonymous folio is a mapping of one
 /// address space (rule REUSE-08): no other space, no pin, no cache, no move in
@@ -30,16 +30,27 @@ impl<'t, 'g, 'm, P: Platform> Exclusive<'t, 'g, 'm, P> {
     /// Judges `folio`, which an entry of `table` maps into the space `mm` (rules
     /// REUSE-03..07). Needs no folio lock: each of those that it would keep out
     /// has a reference.
-    pub fn judge(table: &'t mut LockedTable<'g, P>, folio: Folio<'m, P>, mm: MmId) -> Option<Self> {
+    pub fn judge(
+        table: &'t mut LockedTable<'g, P>,
+        folio: Folio<'m, P>,
+        mm: &Mm<P>,
+    ) -> Option<Self> {
         debug_assert!(folio.is_anon() && folio.is_large());
         // The last page: copying it frees the whole rest of the folio.
         if folio.mapcount() <= 1 {
             return None;
         }
-        // Cheap rejects: the counts lock is a contended line. A swap cache holds
-        // references, so the comparison refuses it.
+        // Cheap rejects: the counts lock is a contended line.
         let ignore_shared = mm_sync::mutant!("fault.reuse.ignore_shared");
-        if folio.shared_flag() && !ignore_shared || !counts_match(folio) {
+        if folio.shared_flag() && !ignore_shared {
+            return None;
+        }
+        // A swap cache holds references, so the comparison refuses it: if no entry counts
+        // on the slots, it has no need of the folio (rule REUSE-05).
+        if folio.has(FolioFlags::SWAPCACHE) {
+            mm.platform().swap().slots().free(&folio.try_lock()?);
+        }
+        if !counts_match(folio) {
             return None;
         }
         // The folio needs no reference of ours: the entry has one, and is locked.
@@ -61,7 +72,7 @@ impl<'t, 'g, 'm, P: Platform> Exclusive<'t, 'g, 'm, P> {
         }
         debug_assert!(!folio.has(FolioFlags::KSM) && folio.entire_mapcount() == 0);
         debug_assert!(folio.mapcount() <= folio.nr_pages());
-        debug_assert!(folio.mm_slots().iter().flatten().any(|(id, _)| *id == mm));
+        debug_assert!(folio.mm_slots().iter().flatten().any(|(id, _)| *id == mm.id()));
         Some(Exclusive { folio, table })
     }
 

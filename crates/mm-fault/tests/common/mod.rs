@@ -10,7 +10,10 @@ use mm_folio::{Folio, FolioRun, FrameBytes, Get, HasPinned};
 use mm_pgtable::{LockedEntry, TableMemory, TableSpace};
 use mm_rmap::RmapPlatform;
 use mm_rmap::model::{ModelConfig, ModelPlatform, machine};
-use mm_vma::{Event, Mm, MmRead, Platform, RssKind, Vma, VmaFlags};
+use mm_vma::{
+    Event, Mm, MmRead, Platform, RssKind, SlotRun, SwapSpace, Vma, VmaFlags, free_swap_cache,
+    put_swap,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -28,7 +31,8 @@ pub fn pages(first: u64, n: u64) -> VirtRange {
 }
 
 pub fn new_machine<A: Arch>() -> M<A> {
-    machine(ModelConfig { huge_zero: true, ..ModelConfig::default() }).expect("machine")
+    machine(ModelConfig { huge_zero: true, swap_slots: 255, ..ModelConfig::default() })
+        .expect("machine")
 }
 
 /// An address space and the CPU that runs in it.
@@ -146,7 +150,8 @@ impl<A: Arch> Process<A> {
                 AccessKind::Write => FaultFlags::WRITE,
                 _ => FaultFlags::empty(),
             };
-            assert_eq!(self.fault(page, flags), FaultOutcome::Done { major: false });
+            let outcome = self.fault(page, flags);
+            assert!(matches!(outcome, FaultOutcome::Done { .. }), "{outcome:?}");
         }
         panic!("the access to page {page} faults for ever");
     }
@@ -251,6 +256,10 @@ impl<A: Arch> Process<A> {
         let mut owed = self.mm.tables().tlb().obligation();
         let index = t.index_of(va(page));
         let old = t.take(index, &mut owed);
+        if let Some(slot) = old.swap_slot() {
+            self.mm.counters().sub(RssKind::Swap, 1);
+            return put_swap(self.machine(), SlotRun::new(slot, 1));
+        }
         if !old.is_present(Level::Pte) || self.machine().memmap().is_zero_page(old.pfn(Level::Pte))
         {
             return;
@@ -261,6 +270,7 @@ impl<A: Arch> Process<A> {
         self.mm.counters().sub(RssKind::Anon, 1);
         owed.now();
         drop(t);
+        free_swap_cache(self.machine(), folio);
         self.machine().memmap().put_run::<Get>(FolioRun::new(folio.head(), first, 1));
     }
     /// Unmaps the PMD leaf at `page`; whether there is one.
@@ -367,6 +377,7 @@ pub fn assert_clean<A: Arch>(m: &M<A>) {
     assert_eq!(m.folios_in_use(), 0, "folios leaked: {:?}", m.memmap().alive().collect::<Vec<_>>());
     assert_eq!(TableSpace::tables(m).in_use(), 0, "tables leaked");
     assert_eq!(m.memmap().stats().bad_frees.get(), 0);
+    assert_eq!(m.slots().in_use(), [], "swap slots leaked");
 }
 
 /// The test on every model format.

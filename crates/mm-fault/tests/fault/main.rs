@@ -11,4 +11,5 @@ mod cow;
 mod folio_lock;
 mod reuse;
 mod scripts;
+mod swap_in;
 mod uffd;

@@ -9,7 +9,7 @@ use mm_map::{Batching, MapPolicy, exit, mmap_anon};
 use mm_pgtable::{LockedEntry, TableMemory, TableSpace};
 use mm_rmap::RmapPlatform;
 use mm_rmap::model::{ModelConfig, ModelPlatform, machine};
-use mm_vma::{Mm, Platform, RssKind, Vma, VmaFlags};
+use mm_vma::{Mm, Platform, RssKind, SwapSpace, Vma, VmaFlags};
 use std::sync::Arc;
 
 pub type M<A> = ModelPlatform<A>;
@@ -39,8 +39,8 @@ macro_rules! on_all {
 }
 
 pub fn new_machine<A: Arch>() -> M<A> {
-    machine(ModelConfig { huge_zero: true, nr_frames: 1 << 14, ..ModelConfig::default() })
-        .expect("machine")
+    let config = ModelConfig { huge_zero: true, nr_frames: 1 << 14, ..ModelConfig::default() };
+    machine(ModelConfig { swap_slots: 255, ..config }).expect("machine")
 }
 
 /// What tests ask of a machine.
@@ -228,7 +228,8 @@ pub fn audit<A: Arch>(m: &M<A>, spaces: &[&Mm<M<A>>]) {
     for folio in map.alive().filter(|f| !f.is_zero_page() && !f.is_huge_zero()) {
         m.anon_trees().audit_folio(folio).expect("as many entries as the map count says");
         let pins = folio.pincount() as i32;
-        let refs = folio.refcount();
+        let cached = m.slots().slot_of(folio).map_or(0, |_| folio.nr_pages() as i32);
+        let refs = folio.refcount() - cached;
         if folio.maybe_dma_pinned() {
             assert!(refs >= folio.mapcount() as i32 + pins, "{folio:?}");
         } else {
@@ -237,7 +238,7 @@ pub fn audit<A: Arch>(m: &M<A>, spaces: &[&Mm<M<A>>]) {
     }
     m.anon_trees().audit(&mut |fault| panic!("{fault:?}"));
     for mm in spaces {
-        let (vmas, mut anon) = (mm.read(), 0);
+        let (vmas, mut anon, mut swapped) = (mm.read(), 0, 0);
         mm.tables().audit_counts(vmas.stay(), &mut |frame, counted, claimed| {
             panic!("{frame:?} has {counted} entries, not {claimed}")
         });
@@ -249,6 +250,11 @@ pub fn audit<A: Arch>(m: &M<A>, spaces: &[&Mm<M<A>>]) {
                     LockedEntry::Huge(pmd) => (pmd.entry(), Level::Pmd),
                     LockedEntry::Table(t) => (t.get(t.index_of(at)), Level::Pte),
                 };
+                if let Some(slot) = e.swap_slot() {
+                    let count = m.slots().count(slot);
+                    assert!(count == 1 || count > 1 && !e.swap_bits().exclusive, "at {at}");
+                    swapped += 1;
+                }
                 if !e.is_leaf(level) {
                     continue;
                 }
@@ -265,6 +271,7 @@ pub fn audit<A: Arch>(m: &M<A>, spaces: &[&Mm<M<A>>]) {
             }
         }
         assert_eq!(mm.counters().get(RssKind::Anon), anon, "INV-6");
+        assert_eq!(mm.counters().get(RssKind::Swap), swapped, "INV-6");
     }
 }
 
@@ -275,6 +282,7 @@ pub fn finish<A: Arch>(m: &M<A>, spaces: Vec<Space<A>>) {
         assert_eq!(mm.tables().count_tables(mm.read().stay()), 1, "only the root");
     }
     assert_eq!(m.folios_in_use(), 0, "a folio leaked");
+    assert_eq!(m.slots().in_use(), [], "a swap slot leaked");
     assert_eq!(m.tables().in_use(), 0, "a table leaked");
     assert_eq!(m.anon_trees().nr_members(), 0, "a VMA leaked");
     assert_eq!(m.anon_trees().nr_trees(), 0, "a tree leaked");

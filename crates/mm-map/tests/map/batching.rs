@@ -6,13 +6,14 @@
 
 use crate::common::*;
 use mm_arch::model::{ModelCont, ModelPair, ModelWord};
-use mm_arch::{Arch, Entry, Level, Markers, NonPresent, Rights};
+use mm_arch::{Arch, Entry, Level, Markers, NonPresent, Rights, SwapSlot};
 use mm_folio::Pin;
 use mm_map::{
     Advice, MapPolicy, OldPlace, UffdMode, WpChange, fork, madvise, mprotect, mremap_move, munmap,
     uffd_register, uffd_unregister, uffd_wp,
 };
-use mm_vma::{Platform, RssKind, VmaFlags};
+use mm_rmap::model::{UnmapBy, swap_out};
+use mm_vma::{Platform, RssKind, SwapSpace, VmaFlags};
 use mm_x86::X86_64;
 use proptest::prelude::*;
 
@@ -31,6 +32,8 @@ struct Piece {
     pins: u32,
     /// Instead of a folio of order 0.
     zero: bool,
+    /// Swapped out, as far as pins let it.
+    swapped: bool,
 }
 
 fn piece() -> impl Strategy<Value = Piece> {
@@ -42,8 +45,9 @@ fn piece() -> impl Strategy<Value = Piece> {
         (bits(), bits(), bits(), bits(), bits(), bits(), bits()),
         prop_oneof![3 => Just(0u32), 1 => 1..3u32],
         prop::bool::weighted(0.2),
+        prop::bool::weighted(0.3),
     )
-        .prop_map(|(order, b, pins, zero)| Piece {
+        .prop_map(|(order, b, pins, zero, swapped)| Piece {
             order,
             holes: b.0,
             shared: b.1,
@@ -54,6 +58,7 @@ fn piece() -> impl Strategy<Value = Piece> {
             wp: b.6,
             pins,
             zero,
+            swapped,
         })
 }
 
@@ -81,7 +86,7 @@ fn table() -> impl Strategy<Value = Table> {
 const NR: u64 = 128;
 
 /// Builds the table; the pins that it takes are returned.
-fn build<A: Arch>(t: &Table) -> (M<A>, Space<A>, Vec<mm_folio::FolioRun>) {
+fn build<A: Arch>(t: &Table, by: UnmapBy) -> (M<A>, Space<A>, Vec<mm_folio::FolioRun>) {
     let m = new_machine::<A>();
     let p = space(&m, NR);
     let mut pins = Vec::new();
@@ -125,6 +130,9 @@ fn build<A: Arch>(t: &Table) -> (M<A>, Space<A>, Vec<mm_folio::FolioRun>) {
                 unmap_one::<A>(&p, at + k);
             }
         }
+        if piece.swapped && folio.is_mapped() {
+            swap_out(&m, folio.head(), by);
+        }
         at += n;
     }
     if t.has_pinned {
@@ -155,13 +163,15 @@ struct Seen {
     special: bool,
     wp: bool,
     soft: bool,
+    swap: Option<(SwapSlot, bool)>,
     young_dirty: Option<[bool; 2]>,
 }
 
 impl Seen {
     fn nothing(page: u64) -> Self {
         let access = [false; 3];
-        Seen { page, pfn: 0, access, special: false, wp: false, soft: false, young_dirty: None }
+        let (special, wp, soft) = (false, false, false);
+        Seen { page, pfn: 0, access, special, wp, soft, swap: None, young_dirty: None }
     }
 }
 
@@ -170,6 +180,12 @@ fn seen<A: Arch>(p: &Space<A>, first: u64, soft: bool, history: History) -> Vec<
         .filter_map(|page| {
             let (e, level) = entry::<A>(p, page);
             let marker = e.nonpresent(level) == Some(NonPresent::Marker(Markers::UFFD_WP));
+            if let Some(slot) = e.swap_slot() {
+                let bits = e.swap_bits();
+                let swap = Some((slot, bits.exclusive));
+                let (wp, soft) = (bits.uffd_wp, bits.soft_dirty);
+                return Some(Seen { wp, soft, swap, ..Seen::nothing(page) });
+            }
             assert!(e.is_none() || marker || e.is_leaf(level), "{e:?}");
             if marker {
                 return Some(Seen { wp: true, ..Seen::nothing(page) });
@@ -181,6 +197,7 @@ fn seen<A: Arch>(p: &Space<A>, first: u64, soft: bool, history: History) -> Vec<
                 special: e.is_special(),
                 wp: e.is_uffd_wp(),
                 soft: soft && e.is_soft_dirty(),
+                swap: None,
                 young_dirty: (history == History::Exact).then(|| [e.is_young(), e.is_dirty()]),
             })
         })
@@ -225,7 +242,8 @@ fn both<A: Arch>(
     op: impl Fn(&MapPolicy, &Space<A>) -> Option<Space<A>>,
 ) -> [Result_<A>; 2] {
     [PER_PAGE, BATCHED].map(|policy| {
-        let (m, p, pins) = build::<A>(t);
+        let by = if policy == BATCHED { UnmapBy::Run } else { UnmapBy::Page };
+        let (m, p, pins) = build::<A>(t, by);
         let other = op(&policy, &p);
         let spaces: Vec<_> = [Some(p), other].into_iter().flatten().collect();
         let refs: Vec<_> = spaces.iter().map(|s| &**s).collect();
@@ -245,10 +263,13 @@ fn same<A: Arch>(
         // A block format reports accessed and dirty for the whole block.
         prop_assert_eq!(see(x), see(y));
         prop_assert_eq!(any_dirty::<A>(x, first), any_dirty::<A>(y, first));
-        prop_assert_eq!(x.counters().get(RssKind::Anon), y.counters().get(RssKind::Anon));
+        for kind in [RssKind::Anon, RssKind::Swap] {
+            prop_assert_eq!(x.counters().get(kind), y.counters().get(kind));
+        }
         prop_assert_eq!(vmas::<A>(x), vmas::<A>(y));
     }
     prop_assert_eq!(counts::<A>(&a.m), counts::<A>(&b.m));
+    prop_assert_eq!(a.m.slots().in_use(), b.m.slots().in_use());
     Ok(())
 }
 
@@ -319,10 +340,11 @@ fn wrong_protection<A: Arch>(
         |page| vmas.find(va::<A>(page)).is_some_and(|v| v.flags().contains(VmaFlags::UFFD_WP));
     (0..NR).find_map(|page| {
         let e = pte::<A>(p, page);
-        let is_wp = e.is_present(Level::Pte) && e.is_uffd_wp();
-        let is_marker = e.nonpresent(Level::Pte).is_some();
+        let is_swap = e.swap_slot().is_some();
+        let is_wp = e.is_present(Level::Pte) && e.is_uffd_wp() || is_swap && e.swap_bits().uffd_wp;
+        let is_marker = e.nonpresent(Level::Pte).is_some() && !is_swap;
         let wanted = tail.contains(&page) && armed(page) && (mark || !e.is_none());
-        let wrong = if is_wp && e.is_writable(Level::Pte) {
+        let wrong = if is_wp && !is_swap && e.is_writable(Level::Pte) {
             "writable and protected"
         } else if (is_wp || is_marker) && !armed(page) {
             "protected outside of a registered mapping"
@@ -363,12 +385,12 @@ macro_rules! on_formats {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Rules: BATCH-18, FORK-04..09, RMAP-10.
+    /// Rules: BATCH-16, BATCH-17, BATCH-18, FORK-04..10, RMAP-10.
     #[test]
     fn forked(t in table()) {
         on_formats!(forks(&t));
     }
-    /// Rules: BATCH-18, ZAP-02, ZAP-03.
+    /// Rules: BATCH-16, BATCH-18, ZAP-02, ZAP-03, ZAP-06, ZAP-07.
     #[test]
     fn zapped(t in table(), (first, n) in part()) {
         on_formats!(zaps(&t, first, n));

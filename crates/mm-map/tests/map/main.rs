@@ -10,5 +10,6 @@ mod batching;
 mod failures;
 mod fork;
 mod remap;
+mod swap;
 mod uffd;
 mod unmap_protect;

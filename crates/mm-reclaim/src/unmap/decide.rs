@@ -53,9 +53,9 @@ impl Fate {
 
 /// The entries from a present hit on that are taken in one step (rules UNMAP-07..09).
 ///
-/// Entries that may be put back agree in write permission and soft-dirty, so that
+/// Entries that may be put back as one agree in write permission and soft-dirty, so that
 /// putting them back gives none of them what only another one had. Those of files never
-/// come back.
+/// come back, and those of pages on their way to swap do so one by one.
 pub(crate) fn run<'g, B: Strategy, P: Platform>(
     folio: Folio<'_, P>,
     at: &PteHit<'_, 'g, P>,
@@ -73,7 +73,7 @@ pub(crate) fn run<'g, B: Strategy, P: Platform>(
         return at.table.single(at.index);
     }
     debug_assert!(at.entry.is_leaf(Level::Pte));
-    if folio.is_anon() {
+    if folio.is_anon() && !folio.has(FolioFlags::SWAPBACKED) {
         at.table.run::<{ WRITE | SOFT_DIRTY }>(at.index, at.entry, at.limit)
     } else {
         at.table.run::<NOTHING>(at.index, at.entry, at.limit)

@@ -27,10 +27,11 @@ use crate::{E, FlushBatch, UnmapPolicy};
 use core::num::NonZeroU32;
 use core::ops::ControlFlow;
 use decide::Fate;
-use mm_arch::{Entry, Level, NonPresent, SwapBits};
+use mm_arch::{Entry, Flush, Level, NonPresent, SwapBits, SwapSlot};
 use mm_folio::{Folio, FolioFlags, FolioLockGuard, FolioRun, Get};
+use mm_pgtable::TableSpace;
 use mm_rmap::{Hit, Lookup, MappedWalk, Peek, PteHit, RmapPlatform, Seek, Strict, Visit, WalkEnd};
-use mm_vma::{Event, Mm, Observer, Platform, RssKind, VmaFlags};
+use mm_vma::{Event, Mm, Observer, Platform, RssKind, SwapSpace, VmaFlags};
 use restore::Taken;
 
 bitflags::bitflags! {
@@ -91,7 +92,8 @@ pub fn try_to_unmap<P: RmapPlatform>(
     flushes: &mut FlushBatch<'_, P>,
 ) -> Unmapped {
     let folio = locked.folio();
-    let mut unmap = Unmap { folio, flags, flushes, kept: None };
+    let slot = flushes.platform().swap().slots().slot_of(folio);
+    let mut unmap = Unmap { folio, slot, flags, flushes, kept: None };
     by_policy!(policy, walk::<P>(&mut unmap));
     match (folio.is_mapped(), unmap.kept) {
         (false, _) => Unmapped::All,
@@ -102,6 +104,8 @@ pub fn try_to_unmap<P: RmapPlatform>(
 /// One unmapping.
 struct Unmap<'u, 'm, 'p, P: RmapPlatform> {
     folio: Folio<'m, P>,
+    /// The slot of page 0, if the folio is in the swap cache: it is locked and stays there.
+    slot: Option<SwapSlot>,
     flags: UnmapFlags,
     flushes: &'u mut FlushBatch<'p, P>,
     kept: Option<Kept>,
@@ -176,16 +180,18 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
     fn step<B: Strategy>(&mut self, mm: &Mm<P>, visit: &Visit<'_>, at: PteHit<'_, '_, P>) -> Step {
         let (folio, page) = (self.folio, at.page);
         let fate = Fate::of(folio, at.entry, visit, self.flags);
+        if fate == Fate::Swap
+            && let Some(slot) = self.slot
+            && at.entry.is_present(Level::Pte)
+        {
+            return self.swap_out::<B>(mm, visit, at, slot);
+        }
         let taken = if at.entry.is_present(Level::Pte) {
             let run = decide::run::<B, P>(folio, &at, visit, self.flags);
             let mut owed = mm.tables().tlb().obligation();
             let taken = Taken::run(at.table, run, &mut owed);
             let dirty = taken.entry().is_dirty();
-            if self.flags.contains(UnmapFlags::PUT_OFF_FLUSH) {
-                self.flushes.put_off(mm, owed, dirty);
-            } else {
-                owed.now();
-            }
+            self.flush(mm, owed, dirty);
             // The entries were all that knew.
             if dirty {
                 folio.set_flag(FolioFlags::DIRTY);
@@ -197,6 +203,7 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
         let n = taken.n();
         let kind = RssKind::of(folio);
         match fate {
+            Fate::Swap => return Step::Keep(Kept::NoSwap),
             Fate::Poison => poison::<P>(folio, page, taken),
             Fate::Drop => taken.commit(),
             Fate::File => file::leave(visit, taken),
@@ -207,27 +214,32 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
                     return Step::Keep(why);
                 }
             },
-            Fate::Swap => {
-                if let Err(why) = swap::swap_out(folio, page, taken) {
-                    return Step::Keep(why);
-                }
-            }
         }
-        self.finish(mm, kind, page, n);
-        // All of the folio: this VMA has no more of it (rule UNMAP-15).
-        if n.get() == folio.nr_pages() { Step::LastHere } else { Step::Done(n.get() as usize) }
+        mm.counters().sub(kind, n.get().into());
+        self.finish(mm, page, n)
     }
 
-    /// `n` entries are gone: counters, map counts and references follow, all by `n`
-    /// (rule UNMAP-14). The caller's own reference keeps the folio.
-    fn finish(&self, mm: &Mm<P>, kind: RssKind, page: u32, n: NonZeroU32) {
+    /// Makes a flush that is owed, or puts it off; `dirty` says whether one of the entries
+    /// was.
+    fn flush(&mut self, mm: &Mm<P>, owed: Flush<'_, <P as TableSpace>::Tlb>, dirty: bool) {
+        if self.flags.contains(UnmapFlags::PUT_OFF_FLUSH) {
+            self.flushes.put_off(mm, owed, dirty);
+        } else {
+            owed.now();
+        }
+    }
+
+    /// `n` entries are gone, and counted out of the space: map counts and references
+    /// follow, all by `n` (rule UNMAP-14). The caller's own reference keeps the folio.
+    fn finish(&self, mm: &Mm<P>, page: u32, n: NonZeroU32) -> Step {
         let folio = self.folio;
-        mm.counters().sub(kind, n.get().into());
         folio.remove_ptes(page, n, mm.id());
         folio.memmap().put_run::<Get>(FolioRun::new(folio.head(), page, n.get()));
         let observer = mm.platform().observer();
         observer.event(Event::UnmapRuns, 1);
         observer.event(Event::EntriesUnmapped, n.get().into());
+        // All of the folio: this VMA has no more of it (rule UNMAP-15).
+        if n.get() == folio.nr_pages() { Step::LastHere } else { Step::Done(n.get() as usize) }
     }
 }
 

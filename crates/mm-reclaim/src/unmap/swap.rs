@@ -1,23 +1,40 @@
 //! Anonymous memory that goes to swap.
+//!
+//! The folio is in the swap cache, and dirty if its slots do not have what its pages have.
+//! What becomes of its entries is the business of [`swap_out_ptes`]; it does not differ
+//! between one entry and a run.
 
-use super::Kept;
-use super::restore::Taken;
-use mm_folio::{Folio, FolioFlags};
-use mm_vma::Platform;
+use super::decide;
+use super::{Kept, Step, Unmap};
+use crate::policy::Strategy;
+use core::num::NonZeroU32;
+use mm_arch::SwapSlot;
+use mm_rmap::{PteHit, RmapPlatform, SwapOutError, Visit, swap_out_ptes};
+use mm_vma::Mm;
 
-/// Makes swap entries of the pages from `page` on, whose entries were just taken.
-///
-/// # Errors
-///
-/// If a page cannot go: the entries are back then. A folio without a place on a device
-/// should not have come here (rule UNMAP-19).
-pub(super) fn swap_out<P: Platform>(
-    folio: Folio<'_, P>,
-    _page: u32,
-    taken: Taken<'_, '_, P>,
-) -> Result<(), Kept> {
-    debug_assert!(folio.has(FolioFlags::SWAPBACKED));
-    // Nothing gives a folio a place on a device.
-    taken.restore();
-    Err(Kept::NoSwap)
+impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
+    /// Makes swap entries of the run that starts at a hit (rule UNMAP-19). Where a page
+    /// cannot go the run ends, and with it the unmapping.
+    pub(super) fn swap_out<B: Strategy>(
+        &mut self,
+        mm: &Mm<P>,
+        visit: &Visit<'_>,
+        at: PteHit<'_, '_, P>,
+        slot: SwapSlot,
+    ) -> Step {
+        let (folio, page) = (self.folio, at.page);
+        let run = decide::run::<B, P>(folio, &at, visit, self.flags);
+        let mut owed = mm.tables().tlb().obligation();
+        let done = swap_out_ptes(mm, at.table, folio, slot, page, run, &mut owed);
+        // Also for what is back: a CPU may have what it was before.
+        self.flush(mm, owed, done.dirty);
+        let gone = NonZeroU32::new(done.nr as u32).map(|n| self.finish(mm, page, n));
+        match (done.stopped, gone) {
+            (Some(SwapOutError::MaybePinned), _) => Step::Keep(Kept::Referenced),
+            (Some(SwapOutError::TooManyEntries | SwapOutError::NoEncoding), _) | (None, None) => {
+                Step::Keep(Kept::NoSwap)
+            }
+            (None, Some(step)) => step,
+        }
+    }
 }

@@ -7,11 +7,11 @@
 
 use crate::common::*;
 use mm_arch::model::{ModelCont, ModelPair, ModelWord};
-use mm_arch::{Arch, Entry, Level};
-use mm_folio::{FolioFlags, Get};
+use mm_arch::{Arch, Entry, Level, SwapSlot};
+use mm_folio::{FolioFlags, Get, Pin};
 use mm_map::fork;
 use mm_reclaim::{ReclaimOf, Referenced, UnmapPolicy, Unmapped, referenced};
-use mm_vma::{BackingKind, Platform, RssKind, VmaFlags};
+use mm_vma::{BackingKind, Platform, RssKind, SlotRun, SlotState, SwapSlots, SwapSpace, VmaFlags};
 use mm_x86::X86_64;
 use proptest::prelude::*;
 
@@ -225,6 +225,125 @@ fn given_up_alike<A: Arch>(g: &GivenUp) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// A folio on its way to swap, in one or two spaces.
+#[derive(Clone, Debug)]
+struct ToSwap {
+    view: View,
+    forked: bool,
+    pinned: bool,
+    /// Pages that are shared although there is one space.
+    shared: u16,
+    /// The page whose slot takes no more entries.
+    full: Option<u32>,
+}
+
+/// A page on its way to swap: its swap entry, or the facts of what is still mapped.
+type OnItsWay = (u64, Option<(SwapSlot, [bool; 3])>, Option<Fact>);
+
+/// What is left of a folio on its way to swap.
+#[derive(Clone, PartialEq, Debug)]
+struct LeftOfSwap {
+    end: Unmapped,
+    pages: Vec<Vec<OnItsWay>>,
+    counters: Vec<(u64, u64)>,
+    counts: (i32, u32),
+    slots: Vec<SlotState>,
+    exclusive: Vec<u32>,
+    dirty: bool,
+}
+
+fn on_their_way<A: Arch>(mm: &Space<A>, at: u64) -> Vec<OnItsWay> {
+    let mapped = facts::<A>(mm, at);
+    (at..at + 16)
+        .map(|page| {
+            let e = pte::<A>(mm, page);
+            let bits = e.swap_bits();
+            let swap = e.swap_slot().map(|s| (s, [bits.exclusive, bits.soft_dirty, bits.uffd_wp]));
+            (page, swap, mapped.iter().find(|f| f.0 == page).copied())
+        })
+        .collect()
+}
+
+fn to_swap<A: Arch>(s: &ToSwap, policy: UnmapPolicy) -> Result<LeftOfSwap, TestCaseError> {
+    let m = new_machine::<A>();
+    let p = empty_space(&m);
+    let at = place::<A>(&s.view);
+    let mut flags = RW;
+    flags.set(VmaFlags::UFFD_WP, s.view.armed);
+    anon_with(&p, at, 16, flags);
+    let folio = m.memmap().folio(map_folio(&p, at, 4).head());
+    for k in 0..16u32 {
+        edit_page::<A>(&p, at + u64::from(k), k, &s.view);
+        if s.shared >> k & 1 != 0 {
+            m.memmap().clear_exclusive(folio.page(k), 1);
+            edit::<A>(&p, at + u64::from(k), |e| e.wrprotect());
+        }
+    }
+    let mut spaces = vec![p];
+    if s.forked {
+        let child = fork(&BATCHED, &spaces[0]).expect("memory");
+        spaces.push(child);
+    }
+    let own = folio.grab::<Get>(1).expect("fits");
+    for k in (0..16).filter(|k| s.view.holes >> k & 1 != 0) {
+        unmap_one::<A>(&spaces[0], at + k);
+    }
+    let stored = spaces.iter().any(|mm| !which::<A>(mm, at, 16, |e| e.is_dirty()).is_empty());
+    let exclusive_at =
+        |k: u32| s.view.holes >> k & 1 == 0 && m.memmap().page_exclusive(folio.page(k));
+    let any_exclusive = (0..16).any(exclusive_at);
+    let (mapped, refs) = refs_and_maps(folio);
+    let locked = folio.lock();
+    let first = m.slots().add(&locked).expect("room");
+    folio.clear_flag(FolioFlags::DIRTY);
+    let full = s.full.map(|k| SlotRun::new(SlotRun::new(first, 16).at(k), 1));
+    let max = SwapSlots::<mm_sync::DefaultLock>::MAX_COUNT;
+    full.iter().for_each(|full| (0..max).for_each(|_| m.slots().dup(*full).expect("room")));
+    let pin = s.pinned.then(|| folio.grab::<Pin>(1).expect("fits"));
+    let mut flushes = mm_reclaim::FlushBatch::new(&m);
+    let end = mm_reclaim::try_to_unmap(policy, &locked, RECLAIM, &mut flushes);
+    flushes.finish();
+    drop(pin);
+    full.iter().for_each(|full| (0..max).for_each(|_| m.slots().put(*full)));
+    let left = LeftOfSwap {
+        end,
+        pages: spaces.iter().map(|mm| on_their_way::<A>(mm, at)).collect(),
+        counters: spaces
+            .iter()
+            .map(|mm| (mm.counters().get(RssKind::Anon), mm.counters().get(RssKind::Swap)))
+            .collect(),
+        counts: (folio.refcount(), folio.mapcount()),
+        slots: m.slots().in_use(),
+        exclusive: exclusive::<A>(folio),
+        dirty: folio.has(FolioFlags::DIRTY),
+    };
+    let gone = !(s.pinned && any_exclusive || s.full.is_some());
+    if mapped > 0 && gone {
+        prop_assert_eq!(end, Unmapped::All);
+        prop_assert_eq!(left.counts, (1 + 16, 0));
+        prop_assert_eq!(left.dirty, stored);
+        prop_assert!(left.exclusive.is_empty() || s.view.holes != 0);
+        let entries: u64 = left.counters.iter().map(|c| c.1).sum();
+        prop_assert_eq!(entries, left.slots.iter().map(|s| u64::from(s.count)).sum::<u64>());
+        prop_assert_eq!(entries, refs as u64 - 1);
+    }
+    drop(locked);
+    for mm in &spaces {
+        mm_map::exit(&BATCHED, mm);
+    }
+    mm_vma::free_swap_cache(&m, folio);
+    drop(own);
+    prop_assert_eq!((m.folios_in_use(), m.slots().in_use()), (0, vec![]));
+    Ok(left)
+}
+fn to_swap_alike<A: Arch>(s: &ToSwap) -> Result<(), TestCaseError> {
+    let single = to_swap::<A>(s, UnmapPolicy::Page)?;
+    for policy in POLICIES {
+        prop_assert_eq!(&to_swap::<A>(s, policy)?, &single, "{:?}", policy);
+    }
+    Ok(())
+}
+
 fn aging<A: Arch>(views: &[View]) -> Result<(), TestCaseError> {
     let mut results = Vec::new();
     for policy in POLICIES {
@@ -279,6 +398,17 @@ proptest! {
     fn files_leave_the_same(views in prop::collection::vec(view(), 1..4), shmem in any::<bool>()) {
         let kind = if shmem { BackingKind::Shmem } else { BackingKind::File };
         on_formats!(files(&views, kind));
+    }
+    /// Rules: BATCH-18, UNMAP-07, UNMAP-18, UNMAP-19, RMAP-16, RMAP-18, SWAP-02, EXCL-06.
+    #[test]
+    fn what_goes_to_swap_goes_the_same_way(
+        view in view(),
+        (forked, pinned) in (any::<bool>(), any::<bool>()),
+        shared in bits(),
+        full in prop_oneof![8 => Just(None), 1 => (0..16u32).prop_map(Some)],
+    ) {
+        let s = ToSwap { view, forked, pinned, shared, full };
+        on_formats!(to_swap_alike(&s));
     }
     /// Rules: BATCH-18, UNMAP-08, UNMAP-09, UNMAP-17, UNMAP-18.
     #[test]

@@ -15,6 +15,7 @@
 //! | tables | entry counts, and tables that nobody links | |
 //! | trees | pages that the reverse map would not find | RMAP-27..29 |
 //! | objects | pages of files in the wrong place or behind the end, stores that nobody hears of | FILE-05, FILE-08 |
+//! | swap | slots that entries do not account for, exclusive entries of shared slots | SWAP-02, SWPI-07 |
 //! | content | words that are not what was stored ([`Shadow`]) | |
 //! | leaks | frames that did not come back ([`leaks`]) | |
 
@@ -25,7 +26,7 @@ pub use shadow::{Shadow, ShadowPin, Spot};
 pub use state::{audit, leaks};
 
 use crate::CpuViolation;
-use mm_arch::{Level, Pfn, SpaceId, TableFrame, VirtAddr, VirtRange};
+use mm_arch::{Level, Pfn, SpaceId, SwapSlot, TableFrame, VirtAddr, VirtRange};
 use mm_folio::{FileId, MmId};
 use mm_rmap::{GraphFault, MapcountFault};
 use mm_vma::RssKind;
@@ -72,6 +73,28 @@ pub enum AuditViolation {
         va: VirtAddr,
         /// The level.
         level: Level,
+    },
+    /// A swap slot has another number of entries than it says, or is being read although
+    /// nothing runs.
+    #[error("slot {} of device {}: entries expected {expected}, got {got}", slot.offset, slot.device)]
+    SlotCount {
+        /// The slot.
+        slot: SwapSlot,
+        /// Entries for it.
+        expected: u32,
+        /// What it says.
+        got: u32,
+    },
+    /// A swap entry calls its page exclusive, but is not the only one for its slot
+    /// (SWPI-07).
+    #[error("space {}: the swap entry at {va} is exclusive, one of {count}", space.0)]
+    ExclusiveSharedSlot {
+        /// The address space.
+        space: SpaceId,
+        /// The address.
+        va: VirtAddr,
+        /// Entries for its slot.
+        count: u32,
     },
     /// An entry is in no mapping.
     #[error("space {}: the {level:?} entry at {va} is in no mapping", space.0)]

@@ -4,7 +4,7 @@ use super::AuditViolation;
 use crate::events::Events;
 use crate::scan::{entry, host, page_of};
 use crate::{Host, Machine, Process};
-use mm_arch::{Arch, Entry, VirtAddr, VirtRange};
+use mm_arch::{Arch, Entry, Level, VirtAddr, VirtRange};
 use mm_folio::{FileId, FrameBytes};
 use mm_vma::{MmRead, Platform, VmaFlags};
 use std::cell::Cell;
@@ -175,12 +175,16 @@ impl Shadow {
     }
 }
 
-/// The word at `va` as the tables map it; zero where nothing is mapped.
+/// The word at `va` as the tables map it, or where it was swapped to; zero where nothing is
+/// mapped.
 fn peek<A: Arch, O: Events>(vmas: &MmRead<'_, Host<A, O>>, va: VirtAddr) -> u64 {
+    let offset = (va.get() & ((1 << A::PAGE_SHIFT) - 1)) as usize;
     match entry(vmas, va) {
         Some((level, e)) if e.is_leaf(level) => {
-            let offset = va.get() & ((1 << A::PAGE_SHIFT) - 1);
-            host(vmas).bytes().load(page_of::<A>(va, level, e), offset as usize)
+            host(vmas).bytes().load(page_of::<A>(va, level, e), offset)
+        }
+        Some((Level::Pte, e)) => {
+            e.swap_slot().map_or(0, |slot| host(vmas).swap().peek(slot, offset))
         }
         _ => 0,
     }

@@ -6,13 +6,14 @@ use crate::scan::{E, entries, user_space};
 use crate::{Host, Machine, Pinned, Process};
 use mm_arch::explain::Facts;
 use mm_arch::{
-    AccessKind, Arch, Entry, Level, Markers, NonPresent, Pfn, SpaceId, VirtAddr, VirtRange,
+    AccessKind, Arch, Entry, Level, Markers, NonPresent, Pfn, SpaceId, SwapSlot, VirtAddr,
+    VirtRange,
 };
 use mm_folio::audit::{Access, AuditLog, Mapping, Sharing};
 use mm_folio::{FileId, FolioFlags, MmId};
 use mm_pgtable::TableSpace;
 use mm_rmap::RmapPlatform;
-use mm_vma::{BackingKind, MmRead, Platform, RssKind, Vma, VmaFlags};
+use mm_vma::{BackingKind, MmRead, Platform, RssKind, SlotState, SwapSpace, Vma, VmaFlags};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the page tables of all processes say.
@@ -26,6 +27,8 @@ struct Seen<A: Arch> {
     mapped: BTreeSet<Pfn>,
     /// VMAs that show an object, as the file trees should list them.
     shown: Vec<(FileId, MmId, VirtRange, u64)>,
+    /// Entries by the swap slot that they count on.
+    slots: BTreeMap<SwapSlot, u32>,
     tables: usize,
     found: Vec<AuditViolation>,
 }
@@ -45,6 +48,7 @@ pub fn audit<'a, A: Arch, O: Events>(
         dirty: BTreeSet::new(),
         mapped: BTreeSet::new(),
         shown: Vec::new(),
+        slots: BTreeMap::new(),
         tables: 0,
         found: host.cpus().audit().into_iter().map(AuditViolation::from).collect(),
     };
@@ -53,6 +57,7 @@ pub fn audit<'a, A: Arch, O: Events>(
     }
     seen.caches(host);
     seen.objects(host);
+    seen.swap(host);
     seen.dirt(host);
     if seen.tables != host.tables().in_use() {
         let got = host.tables().in_use();
@@ -114,8 +119,13 @@ impl<A: Arch> Seen<A> {
         if let Some(all) = user_space::<A>() {
             entries(vmas, all, |va, level, e| {
                 let pages = 1u64 << A::order(level);
-                if let Some(NonPresent::Swap(_)) = e.nonpresent(level) {
+                if let Some(NonPresent::Swap(slot)) = e.nonpresent(level) {
                     rss[RssKind::Swap as usize] += pages;
+                    *self.slots.entry(slot).or_default() += 1;
+                    let count = host.swap().slots().count(slot);
+                    if e.swap_bits().exclusive && count != 1 {
+                        self.found.push(AuditViolation::ExclusiveSharedSlot { space, va, count });
+                    }
                 }
                 let vma = vmas.find(va);
                 let Some(vma) = vma else {
@@ -271,6 +281,27 @@ impl<A: Arch> Seen<A> {
         };
         wrong("a VMA is not linked once", &self.shown, &linked);
         wrong("a link has no VMA", &linked, &self.shown);
+    }
+
+    /// Slots have the entries that they say, and the cache holds its folios.
+    fn swap<O: Events>(&mut self, host: &Host<A, O>) {
+        let mut expected = std::mem::take(&mut self.slots);
+        for SlotState { slot, count, cached, reading, .. } in host.swap().slots().in_use() {
+            let entries = expected.remove(&slot).unwrap_or(0);
+            if entries != count || reading {
+                let (expected, got) = (entries, count);
+                self.found.push(AuditViolation::SlotCount { slot, expected, got });
+            }
+            if let Some(page) = cached {
+                self.log.hold(page, 1, "the swap cache");
+            }
+        }
+        let lost = expected.into_iter();
+        self.found.extend(lost.map(|(slot, expected)| AuditViolation::SlotCount {
+            slot,
+            expected,
+            got: 0,
+        }));
     }
 
     /// The leaf that covers `va`.

@@ -9,9 +9,11 @@
 
 mod file;
 mod shmem;
+mod swap;
 
 pub use file::{File, FileError};
 pub use shmem::{Shmem, ShmemKind};
+pub use swap::Swap;
 
 use crate::Host;
 use crate::events::Events;

@@ -29,6 +29,7 @@ use mm_scenario::{
     FileId, FolioSize, Line, Op, PinId, ProcId, Range, RegionId, Scenario, Target, ThpPolicy,
     Windows,
 };
+use mm_vma::{Platform, SwapSpace};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tables::Describe;
@@ -391,9 +392,8 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
             Op::Dwrite { proc, range, file, file_page } => {
                 self.dwrite(line, *proc, *range, *file, *file_page)
             }
-            Op::Swap { .. } | Op::Mlock { .. } | Op::Munlock { .. } | Op::Ksmscan { .. } => {
-                Err(self.not_built(line))
-            }
+            Op::Swap { pages } => self.swap(line, *pages),
+            Op::Mlock { .. } | Op::Munlock { .. } | Op::Ksmscan { .. } => Err(self.not_built(line)),
         }
     }
 
@@ -419,6 +419,16 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
             };
         });
         Outcome::Silent
+    }
+
+    /// A swap device, or none any more: what is swapped out stays where it is, and
+    /// nothing follows it.
+    fn swap(&self, line: &Line, pages: Option<u64>) -> Step {
+        let Some(pages) = pages else {
+            self.host().swap().slots().close();
+            return Ok(Outcome::Silent);
+        };
+        self.done(line, self.host().swap().add::<A>(pages), |_| "ENOMEM")
     }
 
     fn observe(&mut self, line: &Line, targets: &[Target]) -> Step {

@@ -29,7 +29,7 @@ pub fn capabilities() -> Capabilities {
     has
 }
 
-const SIZED: [SizeCounter; 8] = [
+const SIZED: [SizeCounter; 11] = [
     SizeCounter::AnonFaultAlloc,
     SizeCounter::AnonFaultFallback,
     SizeCounter::ShmemAlloc,
@@ -38,9 +38,21 @@ const SIZED: [SizeCounter; 8] = [
     SizeCounter::SplitFailed,
     SizeCounter::SplitDeferred,
     SizeCounter::NrAnonPartiallyMapped,
+    SizeCounter::SwapIn,
+    SizeCounter::SwapOut,
+    SizeCounter::SwapOutFallback,
 ];
-const GLOBAL: [GlobalCounter; 3] =
-    [GlobalCounter::SplitPage, GlobalCounter::SplitPmd, GlobalCounter::DeferredSplitPage];
+const GLOBAL: [GlobalCounter; 9] = [
+    GlobalCounter::SplitPage,
+    GlobalCounter::SplitPmd,
+    GlobalCounter::DeferredSplitPage,
+    GlobalCounter::PagesSwappedIn,
+    GlobalCounter::PagesSwappedOut,
+    GlobalCounter::ThpSwapOut,
+    GlobalCounter::ThpSwapOutFallback,
+    GlobalCounter::SwapInZero,
+    GlobalCounter::SwapOutZero,
+];
 
 /// A userfaultfd event, as it is shown.
 pub(super) fn user_fault(kind: UserFault) -> UffdEvent {
@@ -68,6 +80,9 @@ pub(super) fn counters<A: Arch, O: Events>(machine: &Host<A, O>) -> BTreeMap<Sta
             events.folio_split_failed[order].get(),
             folios.order[order].split_deferred.get(),
             folios.order[order].nr_anon_partially_mapped.get(),
+            events.folio_swapped_in[order].get(),
+            events.folio_swapped_out[order].get(),
+            events.swap_out_fallback[order].get(),
         ];
         for (counter, value) in SIZED.into_iter().zip(sized) {
             all.insert(StatKey::Size(order as u8, counter), as_count(value));
@@ -78,6 +93,12 @@ pub(super) fn counters<A: Arch, O: Events>(machine: &Host<A, O>) -> BTreeMap<Sta
         events.folio_split[pmd].get(),
         events.pmd_split.get(),
         folios.order[pmd].split_deferred.get(),
+        events.pages_swapped_in.get(),
+        events.pages_swapped_out.get(),
+        events.folio_swapped_out[pmd].get(),
+        events.swap_out_fallback[pmd].get(),
+        events.zero_pages_swapped_in.get(),
+        events.zero_pages_swapped_out.get(),
     ];
     for (counter, value) in GLOBAL.into_iter().zip(global) {
         all.insert(StatKey::Global(counter), as_count(value));
