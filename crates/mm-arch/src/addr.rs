@@ -248,12 +248,14 @@ impl VirtRange {
         off < self.bytes && other.bytes <= self.bytes - off
     }
     /// The common part.
+    #[inline]
     pub fn intersect(self, other: VirtRange) -> Option<VirtRange> {
         let start = self.start.max(other.start);
         let last = self.last().min(other.last());
         (start <= last).then(|| VirtRange { start, bytes: last.0 - start.0 + 1 })
     }
     /// The smallest range that covers both.
+    #[inline]
     pub fn hull(self, other: VirtRange) -> VirtRange {
         let start = self.start.min(other.start);
         let last = self.last().max(other.last());

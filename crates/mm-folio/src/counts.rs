@@ -64,6 +64,7 @@ pub(crate) struct Unmapped {
 }
 
 impl<'m> LargeCounts<'m> {
+    #[inline]
     fn lock(tail1: &'m Record, slots: Option<&'m Record>) -> Self {
         let counts = &tail1.flags;
         let mut state = counts.load(Relaxed);
@@ -99,6 +100,7 @@ impl<'m> LargeCounts<'m> {
     }
 
     /// Adds `n` mappings of `mm` (rules FOLIO-32, FOLIO-33).
+    #[inline]
     pub fn add(&mut self, n: u32, mm: MmId) {
         self.total += n;
         let Some(slots) = self.slots else { return };
@@ -125,6 +127,7 @@ impl<'m> LargeCounts<'m> {
     }
 
     /// Takes back `n` mappings of `mm` (rule FOLIO-34).
+    #[inline]
     pub fn sub(&mut self, n: u32, mm: MmId) {
         debug_assert!(self.total >= n, "{n} mappings removed of {}", self.total);
         self.total = self.total.saturating_sub(n);

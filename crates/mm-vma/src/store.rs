@@ -47,6 +47,7 @@ impl VmaStore {
         VmaStore { vmas: Vec::new(), page_shift }
     }
     /// Index of the first VMA that ends behind `va`.
+    #[inline]
     fn index_from(&self, va: VirtAddr) -> usize {
         self.vmas.partition_point(|v| v.range().last() < va)
     }
@@ -61,6 +62,7 @@ impl VmaStore {
         self.vmas.get_mut(i).filter(|v| v.range().contains(va))
     }
     /// The first VMA that ends behind `va`.
+    #[inline]
     pub fn next_from(&self, va: VirtAddr) -> Option<&Vma> {
         self.vmas.get(self.index_from(va))
     }

@@ -150,6 +150,7 @@ impl Vma {
     }
     /// Whether a first store through the mapping must fault even where stores are
     /// allowed: somebody wants to hear of it (rule FILE-08).
+    #[inline]
     pub fn wants_write_notify(&self) -> bool {
         self.rights().wants_write_notify()
     }
@@ -179,6 +180,7 @@ impl Vma {
     /// The protection that entries of this mapping start with. Private writable
     /// mappings start read-only, and shared ones while stores are announced (rules
     /// PTE-11, FILE-08).
+    #[inline]
     pub fn protection(&self) -> Protection {
         self.rights().protection()
     }
@@ -226,6 +228,7 @@ impl Vma {
         self.fault_credit.load(Ordering::Relaxed)
     }
     /// Saves `n`, as far as no more than `most` are saved then.
+    #[inline]
     pub fn save_fault_credit(&self, n: u16, most: u16) {
         let add = |had: u16| (had < most).then(|| had.saturating_add(n).min(most));
         let _ = self.fault_credit.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
@@ -233,6 +236,7 @@ impl Vma {
     /// Spends `n`; `false`, and nothing, if that is not there: concurrent faults
     /// do not spend the same.
     #[must_use]
+    #[inline]
     pub fn spend_fault_credit(&self, n: u16) -> bool {
         if mm_sync::mutant!("vma.credit.not_rmw") {
             let had = self.fault_credit();

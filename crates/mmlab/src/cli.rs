@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use mm_sim::Preset;
+use mmlab_formats::names::one_of;
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
@@ -70,23 +71,6 @@ pub fn usage(e: &clap::Error) -> ExitCode {
 /// A sentence that lists the names.
 pub fn policy(text: &str) -> Result<Preset, String> {
     one_of("policy", text, Preset::ALL, Preset::name)
-}
-
-/// The one of `all` that `text` names.
-///
-/// # Errors
-///
-/// A sentence that lists the names.
-pub fn one_of<T: Copy>(
-    what: &str,
-    text: &str,
-    all: &[T],
-    name: impl Fn(T) -> &'static str,
-) -> Result<T, String> {
-    all.iter().copied().find(|t| name(*t) == text).ok_or_else(|| {
-        let names: Vec<_> = all.iter().map(|t| name(*t)).collect();
-        format!("unknown {what} {text:?}; one of {}", names.join(", "))
-    })
 }
 
 /// Reads an amount of memory in bytes, with `k`, `M` or `G` behind the number.

@@ -5,7 +5,6 @@
 
 mod bed;
 mod cli;
-mod formats;
 mod gup_test;
 mod pte;
 mod report;

@@ -9,12 +9,12 @@
 //! | `best`, `baseline` | mainline | content, errors, signals, events |
 
 use crate::cli::{self, say};
-use crate::formats::Format;
 use indicatif::{ProgressBar, ProgressStyle};
 use mm_scenario::corpus::{self, CorpusError, Entry};
 use mm_scenario::observe::Record;
 use mm_scenario::{Scenario, first_difference};
 use mm_sim::{Feature, MachineConfig, Preset, RunError, RunOptions, capabilities};
+use mmlab_formats::Format;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};

@@ -4,17 +4,14 @@
 //! it is listed as faults, and is no error of the command.
 
 mod picture;
-mod spec;
 mod words;
 
 use crate::cli::{self, say};
-use crate::formats::Format;
 use clap::ColorChoice;
 use mm_arch::Level;
-use mm_arch::explain::{Explain, Explanation, Fault};
+use mmlab_formats::names::{level as level_name, one_of};
+use mmlab_formats::{Format, Spec};
 use std::process::ExitCode;
-
-pub use spec::{Spec, encode};
 
 /// Arguments of `pte`.
 #[derive(clap::Args, Debug)]
@@ -69,22 +66,6 @@ struct Encode {
     spec: Spec,
 }
 
-/// A raw value, explained.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Decoded {
-    /// What it means.
-    pub explanation: Explanation,
-    /// What no kernel would write.
-    pub faults: Vec<Fault>,
-}
-
-/// Explains `raw` at `level` of the format.
-pub fn decode<A: Explain>(raw: u64, level: Level) -> Decoded {
-    let mut faults = Vec::new();
-    A::faults(raw, level, &mut |fault| faults.push(fault));
-    Decoded { explanation: A::explain(raw, level), faults }
-}
-
 impl Common {
     fn format(&self) -> Result<Format, String> {
         let Some(name) = &self.arch else {
@@ -94,8 +75,8 @@ impl Common {
         if format.levels.contains(&self.level) {
             return Ok(format);
         }
-        let levels: Vec<_> = format.levels.iter().rev().map(|l| words::level(*l)).collect();
-        let (arch, level) = (format.name, words::level(self.level));
+        let levels: Vec<_> = format.levels.iter().rev().map(|l| level_name(*l)).collect();
+        let (arch, level) = (format.name, level_name(self.level));
         Err(format!("{arch} has no level {level}; one of {}", levels.join(", ")))
     }
 }
@@ -160,7 +141,7 @@ fn colours(when: ColorChoice) -> bool {
 
 fn level(word: &str) -> Result<Level, String> {
     const ALL: [Level; 5] = [Level::Pte, Level::Pmd, Level::Pud, Level::P4d, Level::Pgd];
-    cli::one_of("level", &word.to_lowercase(), &ALL, words::level)
+    one_of("level", &word.to_lowercase(), &ALL, level_name)
 }
 
 /// Reads a raw value.
@@ -199,7 +180,7 @@ mod tests {
 
     #[test]
     fn any_value_is_explained() {
-        for format in crate::formats::FORMATS {
+        for format in &mmlab_formats::FORMATS {
             for level in format.levels.iter().copied() {
                 for raw in values() {
                     let decoded = (format.decode)(raw, level);

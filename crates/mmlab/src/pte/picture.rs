@@ -1,9 +1,10 @@
 //! A value as a page of text, with its bits in the colours of their fields.
 
-use super::{Decoded, words};
-use crate::formats::Format;
+use super::words;
 use anstyle::{AnsiColor, Style};
 use mm_arch::explain::Field;
+use mmlab_formats::names::level as level_name;
+use mmlab_formats::{Decoded, Format};
 use std::fmt::Write;
 
 /// The colours of fields, in turn.
@@ -26,7 +27,7 @@ fn colour(index: usize) -> Style {
 pub fn page(format: Format, decoded: &Decoded) -> String {
     let x = &decoded.explanation;
     let mut out = String::new();
-    let level = words::level(x.level);
+    let level = level_name(x.level);
     // Writing to a string does not fail.
     let _ = writeln!(out, "{TITLE}{:#018x}{TITLE:#}  {level} of {}", x.raw, format.name);
     let _ = writeln!(out, "  {}", words::meaning(format, x));

@@ -1,39 +1,10 @@
 //! What an entry means, as text and as JSON.
 
-use super::Decoded;
-use crate::formats::Format;
 use mm_arch::explain::{Explanation, Field, Meaning};
-use mm_arch::{DeviceKind, Level, Markers, MigrationKind, NonPresent, Pfn, SwapBits};
+use mm_arch::{Markers, NonPresent, Pfn, SwapBits};
+use mmlab_formats::names::{DEVICES, MARKERS, MIGRATIONS, level};
+use mmlab_formats::{Decoded, Format};
 use serde_json::{Value, json};
-
-/// The name of a level on command lines.
-pub fn level(level: Level) -> &'static str {
-    match level {
-        Level::Pte => "pte",
-        Level::Pmd => "pmd",
-        Level::Pud => "pud",
-        Level::P4d => "p4d",
-        Level::Pgd => "pgd",
-    }
-}
-
-/// The markers, by name.
-pub const MARKERS: [(&str, Markers); 3] =
-    [("uffd-wp", Markers::UFFD_WP), ("poisoned", Markers::POISONED), ("guard", Markers::GUARD)];
-
-/// The kinds of migration entries, by name.
-pub const MIGRATIONS: [(&str, MigrationKind); 3] = [
-    ("read", MigrationKind::Read),
-    ("read-exclusive", MigrationKind::ReadExclusive),
-    ("write", MigrationKind::Write),
-];
-
-/// The kinds of device entries, by name.
-pub const DEVICES: [(&str, DeviceKind); 3] = [
-    ("private-read", DeviceKind::PrivateRead),
-    ("private-write", DeviceKind::PrivateWrite),
-    ("exclusive", DeviceKind::Exclusive),
-];
 
 /// The name of a value in one of the lists above.
 fn name_of<T: PartialEq>(list: &[(&'static str, T)], value: &T) -> &'static str {

@@ -1,7 +1,8 @@
 //! The entry formats that commands know: the one place where they are listed.
 
-use crate::cli;
-use crate::pte::{self, Decoded, Spec};
+use crate::decode::{Decoded, decode};
+use crate::names::one_of;
+use crate::spec::{Spec, encode};
 use mm_arch::Level;
 use mm_arch::explain::Explain;
 use mm_arm64::{Arm64, Granule4K, Granule4KLpa2, Granule16K, Granule64K};
@@ -41,7 +42,9 @@ impl std::fmt::Debug for Format {
 }
 
 /// All formats.
-pub const FORMATS: &[Format] = &[
+///
+/// A static, so that this crate compiles what the functions are and no other does.
+pub static FORMATS: [Format; 12] = [
     Format::of::<mm_x86::X86_64>(),
     Format::of::<mm_x86::X86_64NoShstk>(),
     Format::of::<mm_x86::X86_64La57>(),
@@ -68,8 +71,8 @@ impl Format {
             dump: mm_sim::run_dumping::<A>,
             levels: A::LEVELS,
             order: A::order,
-            decode: pte::decode::<A>,
-            encode: pte::encode::<A>,
+            decode: decode::<A>,
+            encode: encode::<A>,
         }
     }
     /// The format of a name.
@@ -78,7 +81,7 @@ impl Format {
     ///
     /// A sentence that lists the names.
     pub fn named(name: &str) -> Result<Self, String> {
-        cli::one_of("arch", name, FORMATS, |f| f.name)
+        one_of("arch", name, &FORMATS, |f| f.name)
     }
     /// The formats of a word: one, or those that [`ALL`] stands for.
     ///

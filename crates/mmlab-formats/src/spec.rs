@@ -1,7 +1,6 @@
 //! An entry as a command line describes it.
 
-use super::words::{DEVICES, MARKERS, MIGRATIONS, level as level_name};
-use crate::cli;
+use crate::names::{DEVICES, MARKERS, MIGRATIONS, level as level_name, one_of};
 use mm_arch::explain::{Explain, Facts, Meaning};
 use mm_arch::{
     DeviceKind, Entry, Level, Markers, MigrationKind, NonPresent, Pfn, Protection, Rights,
@@ -231,7 +230,7 @@ fn swap(text: &str) -> Result<SwapSlot, String> {
 /// Reads `KIND:FRAME`.
 fn kind<T: Copy>(text: &str, kinds: &[(&'static str, T)]) -> Result<(T, Pfn), String> {
     let (word, pfn) = text.split_once(':').ok_or("it has no colon: KIND:FRAME")?;
-    let (_, kind) = cli::one_of("kind", word, kinds, |(name, _)| name)?;
+    let (_, kind) = one_of("kind", word, kinds, |(name, _)| name)?;
     Ok((kind, frame(pfn)?))
 }
 fn migration(text: &str) -> Result<(MigrationKind, Pfn), String> {
@@ -241,5 +240,5 @@ fn device(text: &str) -> Result<(DeviceKind, Pfn), String> {
     kind(text, &DEVICES)
 }
 fn marker(text: &str) -> Result<Markers, String> {
-    text.split(',').map(|w| Ok(cli::one_of("marker", w, &MARKERS, |(name, _)| name)?.1)).collect()
+    text.split(',').map(|w| Ok(one_of("marker", w, &MARKERS, |(name, _)| name)?.1)).collect()
 }
