@@ -2,6 +2,7 @@
 
 use crate::Held;
 use crate::cell::Cell;
+use crate::pair::Pair;
 use core::fmt;
 use core::ops::Deref;
 use mm_sync::atomic::AtomicU64;
@@ -31,10 +32,18 @@ const _: () = assert!(
     size_of::<AtomicU64>() != 8 || {
         size_of::<Table<AtomicU64, 512, Frame4K>>() == 4096
             && align_of::<Table<AtomicU64, 512, Frame4K>>() == 4096
+            && size_of::<Table<Pair, 512, Frame4K>>() == 4096
             && size_of::<Table<AtomicU64, 2048, Frame16K>>() == 16384
             && size_of::<Table<AtomicU64, 8192, Frame64K>>() == 65536
     }
 );
+
+impl<C: Cell, const N: usize, F> Table<C, N, F> {
+    /// A table of empty entries.
+    pub fn empty() -> Self {
+        Table(core::array::from_fn(|_| C::empty()), [])
+    }
+}
 
 impl<C, const N: usize, F> Deref for Table<C, N, F> {
     type Target = [C; N];
@@ -61,7 +70,7 @@ pub trait Words: fmt::Debug + Send + Sync + 'static {
 
 impl<const N: usize, F: fmt::Debug + Send + Sync + 'static> Words for Table<AtomicU64, N, F> {
     fn empty() -> Self {
-        Table(core::array::from_fn(|_| Cell::empty()), [])
+        Table::empty()
     }
     #[inline(always)]
     fn words(&self) -> &[AtomicU64] {

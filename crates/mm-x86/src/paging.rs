@@ -8,6 +8,7 @@ use crate::value::{X86Value, step};
 use core::fmt;
 use core::marker::PhantomData;
 use mm_arch::cell::Cell;
+use mm_arch::table::Frame4K;
 use mm_arch::{
     AccessKind, Arch, At, Batch, Entry, Held, Level, Liveness, Protection, Right, SpaceTlb, Tlb,
     respect, word,
@@ -41,26 +42,8 @@ pub trait Mode: Copy + fmt::Debug + Send + Sync + 'static {
 /// Entries of a table.
 pub(crate) const ENTRIES: usize = 512;
 
-/// A table: one 4 KiB frame, laid out as the hardware reads it.
-///
-/// A frame of zeros is an empty table, so a kernel may see any frame of its direct
-/// map as one, and hand it out from its `TableMemory` (in `mm-pgtable`).
-#[repr(C, align(4096))]
-pub struct Table<C>([C; ENTRIES]);
-
-// A checker's atomics may be larger than the words; tables of it are no frames.
-const fn is_a_frame<C>() -> bool {
-    size_of::<C>() != 8 || size_of::<Table<C>>() == 4096
-}
-const _: () = assert!(is_a_frame::<mm_sync::atomic::AtomicU64>());
-const _: () = assert!(is_a_frame::<mm_arch::pair::Pair>());
-
-impl<C: Cell> fmt::Debug for Table<C> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let used = self.0.iter().filter(|c| c.read::<Held>() != 0).count();
-        write!(f, "Table({used} of {ENTRIES} entries used)")
-    }
-}
+/// A table of cells `C`: one frame.
+pub type Table<C> = mm_arch::table::Table<C, ENTRIES, Frame4K>;
 
 /// The entry format of mode `M`.
 #[derive(Clone, Copy, Debug)]
@@ -145,16 +128,16 @@ impl<M: Mode> Arch for Paging<M> {
     }
 
     fn new_table() -> Self::Table {
-        Table(core::array::from_fn(|_| M::Cell::empty()))
+        Table::empty()
     }
 
     #[inline(always)]
     fn read<R: Right>(table: &Self::Table, index: usize) -> Self::Entry {
-        X86Value::from_bits(table.0[index].read::<R>())
+        X86Value::from_bits(table[index].read::<R>())
     }
     #[inline(always)]
     fn read_upper<R: Right>(table: &Self::Table, index: usize) -> Self::Entry {
-        X86Value::from_bits(table.0[index].read::<R>())
+        X86Value::from_bits(table[index].read::<R>())
     }
 
     /// One mask is chosen from the head and the mode, then entries are compared
@@ -166,7 +149,7 @@ impl<M: Mode> Arch for Paging<M> {
         head: Self::Entry,
         max: usize,
     ) -> Batch {
-        let cells = &table.0[index..][..max];
+        let cells = &table[index..][..max];
         let nr = if MODE & (respect::DIRTY | respect::WRITE) == respect::DIRTY {
             Self::scan_normalised::<R, MODE>(cells, head)
         } else {
@@ -197,14 +180,14 @@ impl<M: Mode> Arch for Paging<M> {
     fn fill(table: &Self::Table, index: usize, n: usize, e: Self::Entry) {
         let step = step(e.bits());
         let mut raw = e.bits();
-        for cell in &table.0[index..index + n] {
+        for cell in &table[index..index + n] {
             cell.write(raw);
             raw = raw.wrapping_add(step);
         }
     }
     #[inline]
     fn set<T: Tlb + ?Sized>(table: &Self::Table, at: At, e: Self::Entry, _: &SpaceTlb<'_, T>) {
-        table.0[at.index].write(e.bits());
+        table[at.index].write(e.bits());
     }
     #[inline]
     fn take<L: Liveness, T: Tlb + ?Sized>(
@@ -214,13 +197,13 @@ impl<M: Mode> Arch for Paging<M> {
         _: &SpaceTlb<'_, T>,
         mut each: impl FnMut(usize, Self::Entry),
     ) {
-        for (k, cell) in table.0[at.index..at.index + n].iter().enumerate() {
+        for (k, cell) in table[at.index..at.index + n].iter().enumerate() {
             each(k, X86Value::from_bits(cell.take::<L>()));
         }
     }
     #[inline]
     fn wrprotect<T: Tlb + ?Sized>(table: &Self::Table, at: At, n: usize, _: &SpaceTlb<'_, T>) {
-        for cell in &table.0[at.index..at.index + n] {
+        for cell in &table[at.index..at.index + n] {
             wrprotect_cell::<M>(cell);
         }
     }
@@ -232,7 +215,7 @@ impl<M: Mode> Arch for Paging<M> {
         _: &SpaceTlb<'_, T>,
     ) -> bool {
         let mut any = false;
-        for cell in &table.0[at.index..at.index + n] {
+        for cell in &table[at.index..at.index + n] {
             // A stale translation only delays the next aging: no flush (rule ACC-13).
             let old = |raw: u64| (raw & ACCESSED != 0).then_some(raw & !ACCESSED);
             any |= cell.change(old).is_ok();
@@ -246,24 +229,24 @@ impl<M: Mode> Arch for Paging<M> {
         e: Self::Entry,
         _: &SpaceTlb<'_, T>,
     ) -> bool {
-        widen_cell::<M>(&table.0[at.index], e)
+        widen_cell::<M>(&table[at.index], e)
     }
 
     #[inline]
     fn swap_upper(table: &Self::Table, index: usize, e: Self::Entry) -> Self::Entry {
-        X86Value::from_bits(table.0[index].replace(e.bits()))
+        X86Value::from_bits(table[index].replace(e.bits()))
     }
     #[inline]
     fn wrprotect_upper(table: &Self::Table, index: usize) {
-        wrprotect_cell::<M>(&table.0[index]);
+        wrprotect_cell::<M>(&table[index]);
     }
     #[inline]
     fn set_access_flags_upper(table: &Self::Table, index: usize, e: Self::Entry) -> bool {
-        widen_cell::<M>(&table.0[index], e)
+        widen_cell::<M>(&table[index], e)
     }
 
     fn mmu_mark(table: &Self::Table, index: usize, kind: AccessKind, level: Level) -> bool {
-        table.0[index]
+        table[index]
             .change(|raw| Self::Entry::from_bits(raw).marked(kind, level).map(|e| e.bits()))
             .is_ok()
     }
