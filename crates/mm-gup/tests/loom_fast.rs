@@ -47,12 +47,10 @@ use mm_pgtable::slab::{SlabSpace, slab_space};
 use mm_pgtable::{Gather, PageTables, TableSpace, TablesStay};
 use mm_rmap::model::{ModelConfig, machine};
 use mm_sync::atomic::{AtomicU32, Ordering::*};
-use mm_sync::model::{Bounds, caught, holds_with, sweep};
-use mm_sync::site::SEEN;
+use mm_sync::model::{Bounds, caught, holds_with, sweep_all};
 use mm_sync::thread::spawn;
 use mm_sync::{SeqCount, fence};
 use mm_vma::{Mm, Platform, VmaFlags};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Frames with a bit in the high word of a two-word entry, so that an entry
@@ -607,18 +605,6 @@ fn every_site_is_needed() {
         ("get vs table free", || get_and_free_table::<W>(Page)),
         ("get vs collapse", || get_and_collapse(0, Page)),
     ];
-    let (mut met, mut caught) = (BTreeSet::new(), BTreeSet::new());
-    for (name, model) in models {
-        let survivors = sweep(name, model);
-        SEEN.with(|seen| {
-            for site in seen.borrow().keys().filter(|s| OURS.iter().any(|o| s.starts_with(o))) {
-                met.insert(*site);
-                if !survivors.contains(site) {
-                    caught.insert(*site);
-                }
-            }
-        });
-    }
-    let free: Vec<_> = met.difference(&caught).copied().collect();
-    assert_eq!(free, ["seq.begin", "seq.retry.rmb", "share.wmb"]);
+    let swept = sweep_all(&models, &OURS);
+    assert_eq!(swept.free, ["seq.begin", "seq.retry.rmb", "share.wmb"]);
 }

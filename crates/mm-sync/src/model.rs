@@ -2,6 +2,7 @@
 //! of loom for a pass, arms mutants, sweeps all named sites.
 use crate::site::{ARMED, SEEN};
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::string::{String, ToString};
 use std::sync::Arc;
@@ -213,6 +214,35 @@ pub fn caught<F: Fn() + Send + Sync + 'static>(name: &str, mutant: &'static str,
     );
     assert!(o.failure.is_some(), "{name}: mutant {mutant} survived");
     o
+}
+
+/// What [`sweep_all`] found.
+#[derive(Debug, Default)]
+pub struct Swept {
+    /// The sites in question that some model came across.
+    pub met: BTreeSet<&'static str>,
+    /// Those of them that no model tells from their weakened form.
+    pub free: Vec<&'static str>,
+}
+
+/// Sweeps several models for the sites whose names start with one of `prefixes`: of each it
+/// is enough that one model catches it.
+pub fn sweep_all(models: &[(&str, fn())], prefixes: &[&str]) -> Swept {
+    let (mut met, mut caught) = (BTreeSet::new(), BTreeSet::new());
+    for (name, model) in models {
+        let survivors = sweep(name, *model);
+        SEEN.with(|seen| {
+            let ours = |site: &&&str| prefixes.iter().any(|p| site.starts_with(p));
+            for site in seen.borrow().keys().filter(ours) {
+                met.insert(*site);
+                if !survivors.contains(site) {
+                    caught.insert(*site);
+                }
+            }
+        });
+    }
+    let free = met.difference(&caught).copied().collect();
+    Swept { met, free }
 }
 
 /// Runs the model once as is, then once per named ordering / fence / mutant the

@@ -19,12 +19,10 @@ use mm_arch::{
     SpaceTlb, TableFrame, VirtAddr, WriteKind, respect,
 };
 use mm_sync::atomic::{AtomicU32, Ordering::Relaxed};
-use mm_sync::model::{Bounds, caught, holds_with, sweep};
-use mm_sync::site::SEEN;
+use mm_sync::model::{Bounds, caught, holds_with, sweep_all};
 use mm_sync::thread::spawn;
 use mm_sync::{Quiescence, ReaderCount};
 use mm_x86::{PaeEntry, X86Pae};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 const PTE: Level = Level::Pte;
@@ -327,21 +325,9 @@ fn every_site_is_needed() {
         ("pae mark/wrprotect", mark_vs_wrprotect),
         ("pae upper/install", upper_vs_install),
     ];
-    let (mut met, mut found) = (BTreeSet::new(), BTreeSet::new());
-    for (name, model) in models {
-        let survivors = sweep(name, model);
-        SEEN.with(|seen| {
-            for site in seen.borrow().keys().filter(|site| site.starts_with("pair.")) {
-                met.insert(*site);
-                if !survivors.contains(site) {
-                    found.insert(*site);
-                }
-            }
-        });
-    }
-    let free: Vec<_> = met.difference(&found).copied().collect();
-    assert!(free.is_empty(), "nothing finds {free:?}");
-    assert!(met.len() >= 5, "{met:?}");
+    let swept = sweep_all(&models, &["pair."]);
+    assert!(swept.free.is_empty(), "nothing finds {:?}", swept.free);
+    assert!(swept.met.len() >= 5, "{:?}", swept.met);
 }
 
 fn holds(name: &str, model: impl Fn() + Copy + Send + Sync + 'static) {
