@@ -2,6 +2,7 @@
 #![cfg(not(loom))]
 
 use mm_arch::cont::{self, ContEntry};
+use mm_arch::explain::Explain;
 use mm_arch::model::NoTlb;
 use mm_arch::table::Words;
 use mm_arch::{
@@ -65,6 +66,28 @@ fn blocks_of_every_granule() {
     check::<Granule4K>();
     check::<Granule16K>();
     check::<Granule64K>();
+}
+
+/// A block is where address *and* frame are aligned and all its pages are there: of frames
+/// that are one off there is none, and where both are, the whole blocks in between are.
+///
+/// Rules: MM-098, CONT-02, A64-11.
+#[test]
+fn a_block_needs_both_alignments() {
+    for (first, frame, folded) in [(0, 0x8_0001, 0..0), (1, 0x8_0001, 16..64), (3, 0x8_0002, 0..0)]
+    {
+        let t = A::new_table();
+        A::fill(&t, first, 64, leaf::<Granule4K>(frame, true));
+        for i in first..first + 64 {
+            let e = A::read::<Held>(&t, i);
+            assert_eq!(e.pfn(PTE), Pfn::new(frame + (i - first) as u64), "{i}");
+            assert_eq!(e.is_cont(), folded.contains(&i), "{i} from {first}");
+        }
+    }
+    // Nor is there a larger leaf of such a frame.
+    let prot = A::prot(Protection::private_read_write());
+    assert!(A::checked_leaf(Pfn::new(0x8_0001), prot, Level::Pmd).is_err());
+    assert!(A::checked_leaf(Pfn::new(0x8_0000), prot, Level::Pmd).is_ok());
 }
 
 /// Accessed is set in one word of a block; who asks for it in another must get it there,

@@ -94,6 +94,15 @@ impl<'g, S: TableSpace, R: Right> View<'g, S, R> {
     ) -> Run<'g> {
         // The limit may come from another index: clamp to this table.
         let max = limit.get().min(S::Arch::nr_entries(self.level) - index);
+        // Rules BATCH-23, BATCH-24: shadow stacks have no large folios, so nobody looks for
+        // a run of what loses its write permission with its dirt. Scans would stop there.
+        debug_assert!(
+            S::Arch::WRITE_SURVIVES_MKCLEAN
+                || max == 1
+                || !head.is_writable(self.level)
+                || head.mkclean().is_writable(self.level),
+            "a run of shadow-stack entries: {head:?}"
+        );
         let batch = S::Arch::scan::<R, MODE>(self.table, index, head, max);
         self.desc.live().used();
         Run::new(index, batch)

@@ -88,6 +88,30 @@ fn a_block_is_one_word() {
     }
 }
 
+/// Svadu: hardware marks accessed and dirty, where it lets the access through. Svpbmt: a
+/// memory type stays what it is.
+#[test]
+fn hardware_marks_and_memory_types() {
+    let t = A::new_table();
+    let typed = E::from_bits(E::leaf(Pfn::new(7), prot(RW, true), PTE).mkold().bits() | 1 << 61);
+    A::fill(&t, 0, 1, typed);
+    A::fill(&t, 1, 1, typed.wrprotect());
+    let word = |i: usize| A::read_upper::<Held>(&t, i).bits();
+    let added = |i: usize, kind| {
+        let before = word(i);
+        assert_eq!(A::mmu_mark(&t, i, kind, PTE), before != word(i));
+        word(i) ^ before
+    };
+    assert_eq!(added(1, AccessKind::Write), 0, "a store is refused");
+    assert_eq!(added(1, AccessKind::Read), bits::ACCESSED);
+    assert_eq!(added(0, AccessKind::Exec), 0);
+    assert_eq!(added(0, AccessKind::Write), bits::ACCESSED | bits::DIRTY);
+    let none = E::from_bits(word(0)).modify(prot(Rights::empty(), false), PTE);
+    for e in [none, none.modify(prot(RW, false), PTE), typed.advance(3, PTE)] {
+        assert_eq!(e.bits() & bits::MEMORY_TYPE, 1 << 61, "{e:?}");
+    }
+}
+
 /// A block of a size that does not exist is no block, and is told so.
 #[test]
 fn reserved_encodings_have_faults() {

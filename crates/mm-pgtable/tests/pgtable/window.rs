@@ -199,6 +199,29 @@ fn a_run_does_not_leave_its_table() {
     folio_across_two_tables::<ModelPair<512>>();
 }
 
+/// Shadow stacks are in small folios: a run of their entries is a fault of the caller, in
+/// builds that look.
+///
+/// Rules: BATCH-23, BATCH-24.
+#[test]
+#[cfg_attr(debug_assertions, should_panic(expected = "a run of shadow-stack entries"))]
+fn no_run_of_a_shadow_stack() {
+    use mm_arch::{Arch, Entry, Level, Pfn, Protection, WriteKind};
+    use mm_x86::X86_64;
+    let (_space, tables) = tree::<X86_64>(4);
+    let first = tables.ensure_table(stay(), page::<X86_64>(0)).expect("memory");
+    let mut t = first.table().expect("a table");
+    let prot = X86_64::prot(Protection::private_read_write());
+    let plain = <X86_64 as Arch>::Entry::leaf(Pfn::new(0x1000), prot, Level::Pte);
+    let stack = plain.mkwrite(WriteKind::ShadowStack);
+    t.set(0, stack);
+    t.set(1, plain.advance(1, Level::Pte));
+    assert_eq!(t.run::<{ respect::WRITE }>(0, stack, t.limit(0).at_most(1)).nr(), 1);
+    assert_eq!(t.run::<{ respect::WRITE }>(1, t.get(1), t.limit(1)).nr(), 1);
+    // Without assertions the scan is right all the same.
+    assert_eq!(t.run::<{ respect::WRITE }>(0, stack, t.limit(0)).nr(), 1);
+}
+
 #[test]
 fn bounds_only_lower_a_limit() {
     let (_space, tables) = tree::<Big>(4);
