@@ -4,6 +4,7 @@
 //! [`Outcome`](step::Outcome); `test-all` is the list of them.
 
 mod cmd;
+mod fuzz;
 mod instructions;
 mod loom;
 mod no_std;
@@ -36,6 +37,8 @@ enum Task {
     Scenarios(scenarios::Options),
     /// Random scenarios of anonymous memory under every policy of reuse.
     Random(random::Options),
+    /// Values that nobody thought of, for `mmlab pte decode`.
+    Fuzz(fuzz::Options),
     /// Callgrind instruction counts of the hot paths against xtask/instructions.tsv.
     Instructions(instructions::Options),
     /// Which rule is cited by which test; fails on rules that do not exist and on gaps in complete groups.
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         Task::NoStd => no_std::run(&ws),
         Task::Scenarios(o) => scenarios::run(&ws, &o),
         Task::Random(o) => random::run(&ws, &o),
+        Task::Fuzz(o) => fuzz::run(&ws, &o),
         Task::Instructions(o) => instructions::run(&ws, &o),
         Task::Rules(o) => rules::run(&ws, &o),
     };
