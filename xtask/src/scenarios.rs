@@ -1,5 +1,6 @@
 //! `cargo xtask scenarios`: the supported scenarios under every policy, and on every entry format
-//! with their page size, with the whole machine audited after each operation.
+//! with their page size, with the whole machine audited after each operation; and those for other
+//! page sizes on the formats that have them.
 //!
 //! In the profile of tests, which has built all formats already and checks more.
 //!
@@ -7,7 +8,7 @@
 //! when every operation in it is built, and never leaves it.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::cmd::{self, Error};
 use crate::step::Outcome;
@@ -17,6 +18,9 @@ use crate::workspace::Workspace;
 /// differently, it does above the formats.
 const POLICIES: [(&str, &str); 4] =
     [("linux-6.18", "all"), ("series", "x86_64"), ("best", "x86_64"), ("baseline", "x86_64")];
+
+/// The folder of scenarios for other page sizes, and the formats that have those.
+const OTHER_PAGES: (&str, &str) = ("crates/mm-scenario/data/pages", "arm64-16k,arm64-64k");
 
 /// Options of the `scenarios` task.
 #[derive(clap::Args, Debug, Default)]
@@ -47,39 +51,66 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
     let mut failed = Vec::new();
     let chosen = |(policy, _): &(&str, &str)| o.policy.as_deref().is_none_or(|q| q == *policy);
     let mut total = Tally::default();
+    let others = scenarios_in(&ws.root.join(OTHER_PAGES.0))?;
     for (policy, formats) in POLICIES.into_iter().filter(chosen) {
         let formats = o.arch.as_deref().unwrap_or(formats);
-        let mut c = ws.cargo(&["run", "--quiet", "--package", "mmlab", "--", "run"]);
-        // The observations are for people; the verdicts come on both streams.
-        c.args(&files).args(["--arch", formats, "--policy", policy, "--check", "--audit"]);
-        // What a scenario needs; the more memory, the more an audit looks at.
-        c.args(["--memory", "64M"]);
-        let n = files.len();
-        eprintln!("+ mmlab run <{n} scenarios> --arch {formats} --policy {policy} --check --audit");
-        let out = c.output().map_err(|e| cmd::spawn_error(&c, &e))?;
-        let text = String::from_utf8_lossy(&out.stdout);
-        for line in text.lines().filter(|l| !l.starts_with('{')) {
-            println!("{line}");
-        }
-        eprint!("{}", String::from_utf8_lossy(&out.stderr));
-        // The count too: a program that checked nothing also exits with 0.
-        match tally(&text) {
-            Some(t) if out.status.success() && t.is_whole(n) => total += t,
-            _ => failed.push(policy),
+        let others = o.arch.is_none().then_some((&others, OTHER_PAGES.1));
+        for (files, formats) in std::iter::once((&files, formats)).chain(others) {
+            let t = check(ws, files, formats, policy)?;
+            match t {
+                Some(t) => total += t,
+                None => failed.push(policy),
+            }
         }
     }
-    let (n, runs) = (files.len(), total.judged() / files.len());
     Ok(match failed.as_slice() {
-        [] if runs == 0 => {
+        [] if total.judged() == 0 => {
             let names: Vec<_> = POLICIES.iter().map(|(policy, _)| *policy).collect();
             Outcome::Failed(format!("unknown policy; one of {}", names.join(", ")))
         }
         [] => Outcome::Ok(format!(
-            "{n} scenarios x {runs} policies and formats, {} n/a",
+            "{} scenarios passed on {} policies and formats, {} n/a",
+            files.len() + others.len(),
+            total.judged() / files.len(),
             total.not_applicable
         )),
         f => Outcome::Failed(format!("differs under {}", f.join(", "))),
     })
+}
+
+/// The scenarios of a folder.
+fn scenarios_in(dir: &Path) -> Result<Vec<PathBuf>, Error> {
+    let mut files = Vec::new();
+    for file in fs::read_dir(dir).map_err(Error::file(dir))? {
+        files.push(file.map_err(Error::file(dir))?.path());
+    }
+    files.retain(|f| f.extension().is_some_and(|e| e == "scn"));
+    files.sort();
+    Ok(files)
+}
+
+/// Runs `files` and says what they came to, if none failed.
+fn check(
+    ws: &Workspace,
+    files: &[PathBuf],
+    formats: &str,
+    policy: &str,
+) -> Result<Option<Tally>, Error> {
+    let mut c = ws.cargo(&["run", "--quiet", "--package", "mmlab", "--", "run"]);
+    // The observations are for people; the verdicts come on both streams.
+    c.args(files).args(["--arch", formats, "--policy", policy, "--check", "--audit"]);
+    // What a scenario needs; the more memory, the more an audit looks at.
+    c.args(["--memory", "64M"]);
+    let n = files.len();
+    eprintln!("+ mmlab run <{n} scenarios> --arch {formats} --policy {policy} --check --audit");
+    let out = c.output().map_err(|e| cmd::spawn_error(&c, &e))?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    for line in text.lines().filter(|l| !l.starts_with('{')) {
+        println!("{line}");
+    }
+    eprint!("{}", String::from_utf8_lossy(&out.stderr));
+    // The count too: a program that checked nothing also exits with 0.
+    Ok(tally(&text).filter(|t| out.status.success() && t.is_whole(n)))
 }
 
 /// How many scenarios came to what.

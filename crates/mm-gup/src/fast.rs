@@ -242,6 +242,7 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
             let run = early.unwrap_or_else(|| scan(ptes, index, head, left));
             let mut n = run.nr();
             self.observer.event(Event::EntriesRead, run.looks() as u64 - 1);
+            self.observer.event(Event::EntriesByHint, run.by_hint() as u64);
             if !head.is_writable(Level::Pte) {
                 n = unshared_pages::<K, S>(None, flags, folio, pfn, n);
                 if n == 0 {

@@ -312,6 +312,7 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
             n = run.nr();
             dirty |= run.any_dirty();
             self.observer.event(Event::EntriesRead, run.looks() as u64 - 1);
+            self.observer.event(Event::EntriesByHint, run.by_hint() as u64);
         }
         if !writable {
             n = unshared_pages::<K, P>(Some(vma), self.flags, folio, pfn, n);

@@ -83,6 +83,12 @@ impl Run<'_> {
     pub const fn looks(&self) -> usize {
         self.looks as usize
     }
+    /// Number of entries that were not looked at: the look at another one of their
+    /// folded block was a look at them.
+    #[inline]
+    pub const fn by_hint(&self) -> usize {
+        self.nr().saturating_sub(self.looks())
+    }
     /// With `MERGE_WRITE`: whether some entry is writable.
     #[inline]
     pub const fn any_writable(&self) -> bool {

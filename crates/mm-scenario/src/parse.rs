@@ -17,6 +17,9 @@ use crate::range::{
     WINDOW_PAGES,
 };
 
+/// The word before the page size, which is no operation: nothing happens there.
+const PAGE_SIZE_WORD: &str = "pagesize";
+
 /// Most scans of one `ksmscan`.
 const MAX_SCANS: u64 = 1000;
 
@@ -29,6 +32,7 @@ pub struct Scenario {
     pub ops: Vec<Line>,
     /// The pragmas in order.
     pub pragmas: Vec<Pragma>,
+    page_size: u64,
     setup: usize,
     regions: Vec<Region>,
     procs: Vec<String>,
@@ -140,7 +144,7 @@ pub enum ParseErrorKind {
         max: u64,
     },
     /// A byte size that does not end at a page.
-    #[error("{op}: {what} {word} is not a whole number of {PAGE_SIZE}-byte pages")]
+    #[error("{op}: {what} {word} is not a whole number of {page_size}-byte pages")]
     NotWholePages {
         /// The operation.
         op: &'static str,
@@ -148,6 +152,8 @@ pub enum ParseErrorKind {
         what: &'static str,
         /// The word, quoted.
         word: String,
+        /// Bytes of a page.
+        page_size: u64,
     },
     /// A word that is none of the choices.
     #[error("{op}: unknown {what} {word}, expected one of: {choices}")]
@@ -219,6 +225,9 @@ pub enum ParseErrorKind {
         /// The `at=` of this line.
         word: u64,
     },
+    /// The page size, behind another operation.
+    #[error("pagesize: only as the first operation")]
+    LatePageSize,
     /// More regions than there are windows.
     #[error("{op}: more than {MAX_REGIONS} regions")]
     TooManyRegions {
@@ -243,6 +252,12 @@ impl Scenario {
     #[must_use]
     pub fn setup(&self) -> &[Line] {
         &self.ops[..self.setup]
+    }
+
+    /// Bytes of a page, on any machine that can run it.
+    #[must_use]
+    pub const fn page_size(&self) -> u64 {
+        self.page_size
     }
 
     /// The operations after [`setup`](Self::setup).
@@ -308,6 +323,7 @@ fn quote(word: &str) -> String {
 /// The words of a line after its operation.
 struct Words<'a> {
     op: &'static str,
+    page_size: u64,
     words: std::slice::Iter<'a, &'a str>,
 }
 
@@ -374,19 +390,20 @@ impl<'a> Words<'a> {
             Some(b'k') => (&word[..word.len() - 1], 1 << 10),
             Some(b'M') => (&word[..word.len() - 1], 1 << 20),
             Some(b'G') => (&word[..word.len() - 1], 1 << 30),
-            _ => (word, PAGE_SIZE),
+            _ => (word, self.page_size),
         };
         let Some(number) = decimal(digits) else {
             return Err(Kind::BadNumber { op: self.op, what, word: quote(word) });
         };
         let bytes = number.and_then(|n| n.checked_mul(unit));
         if let Some(bytes) = bytes
-            && !bytes.is_multiple_of(PAGE_SIZE)
+            && !bytes.is_multiple_of(self.page_size)
         {
-            return Err(Kind::NotWholePages { op: self.op, what, word: quote(word) });
+            let (op, page_size, word) = (self.op, self.page_size, quote(word));
+            return Err(Kind::NotWholePages { op, what, word, page_size });
         }
         bytes
-            .map(|bytes| bytes / PAGE_SIZE)
+            .map(|bytes| bytes / self.page_size)
             .filter(|pages| (min..=max).contains(pages))
             .ok_or_else(|| Kind::OutOfRange { op: self.op, what, word: quote(word), min, max })
     }
@@ -481,6 +498,7 @@ impl Parser {
                 name: name.to_owned(),
                 ops: Vec::new(),
                 pragmas: Vec::new(),
+                page_size: PAGE_SIZE,
                 setup: 0,
                 regions: Vec::new(),
                 procs: vec!["p0".to_owned()],
@@ -511,11 +529,16 @@ impl Parser {
             let words: Vec<&str> =
                 code.split([' ', '\t', '\r']).filter(|word| !word.is_empty()).collect();
             let Some((&word, rest)) = words.split_first() else { continue };
-            let op = self.line(word, rest).map_err(|kind| ParseError {
-                file: self.scenario.name.clone(),
-                line: line_no,
-                kind,
-            })?;
+            let name = self.scenario.name.clone();
+            let at = |kind| ParseError { file: name, line: line_no, kind };
+            if word == PAGE_SIZE_WORD {
+                let first = self.scenario.ops.is_empty() && self.scenario.page_size == PAGE_SIZE;
+                let size =
+                    page_size(rest).and_then(|n| first.then_some(n).ok_or(Kind::LatePageSize));
+                self.scenario.page_size = size.map_err(at)?;
+                continue;
+            }
+            let op = self.line(word, rest).map_err(at)?;
             if op.is_setup() && self.scenario.setup == self.scenario.ops.len() {
                 self.scenario.setup += 1;
             }
@@ -530,7 +553,8 @@ impl Parser {
             .copied()
             .find(|&name| name == word)
             .ok_or_else(|| Kind::UnknownOp { word: quote(word) })?;
-        let mut words = Words { op, words: rest.iter() };
+        let page_size = self.scenario.page_size;
+        let mut words = Words { op, page_size, words: rest.iter() };
         let parsed = self.op(&mut words)?;
         words.end()?;
         Ok(parsed)
@@ -960,17 +984,34 @@ fn file_page(w: &mut Words<'_>) -> Result<u64, Kind> {
     Ok(page)
 }
 
+/// The sizes of pages that there are.
+const PAGE_SIZES: [u64; 3] = [PAGE_SIZE, 16 << 10, 64 << 10];
+
+/// The size behind the word.
+fn page_size(rest: &[&str]) -> Result<u64, Kind> {
+    let mut w = Words { op: PAGE_SIZE_WORD, page_size: PAGE_SIZE, words: rest.iter() };
+    let word = w.next("size")?;
+    let name = |bytes: u64| format!("{}kB", bytes >> 10);
+    let size = PAGE_SIZES.into_iter().find(|bytes| name(*bytes) == word).ok_or_else(|| {
+        let sizes: Vec<_> = PAGE_SIZES.into_iter().map(name).collect();
+        w.unknown("size", word, sizes.join(" "))
+    })?;
+    w.end()?;
+    Ok(size)
+}
+
 /// A folio size from `min_order` up to a PMD, or the top knob.
 fn folio_size(w: &mut Words<'_>, min_order: u8) -> Result<FolioSize, Kind> {
-    const PMD_ORDER: u8 = 9;
+    // As many pages as a page table has entries of eight bytes.
+    let pmd_order = (w.page_size.ilog2() - 3) as u8;
     let word = w.next("folio size")?;
-    let name = |order: u8| format!("{}kB", 4u32 << order);
+    let name = |order: u8| format!("{}kB", w.page_size >> 10 << order);
     if word == "global" {
         return Ok(FolioSize::Global);
     }
-    (min_order..=PMD_ORDER).find(|&order| name(order) == word).map(FolioSize::Order).ok_or_else(
+    (min_order..=pmd_order).find(|&order| name(order) == word).map(FolioSize::Order).ok_or_else(
         || {
-            let sizes: Vec<_> = (min_order..=PMD_ORDER).map(name).collect();
+            let sizes: Vec<_> = (min_order..=pmd_order).map(name).collect();
             w.unknown("folio size", word, format!("global {}", sizes.join(" ")))
         },
     )

@@ -3,7 +3,7 @@
 //! Names are resolved while a scenario is parsed. What is left in an operation is a small
 //! index; [`Scenario`](crate::Scenario) keeps the names.
 
-/// Bytes in a page of the language.
+/// Bytes in a page of the language, unless a scenario says otherwise.
 pub const PAGE_SIZE: u64 = 4096;
 
 /// Most pages that a window of a region has (1 GiB).

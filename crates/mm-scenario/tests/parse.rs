@@ -57,6 +57,34 @@ fn set_up() {
 }
 
 #[test]
+fn page_sizes() {
+    assert_eq!(parse("stats\n").page_size(), 4096);
+    let scenario =
+        parse("# text\npagesize 64kB\nthp 2048kB always\nmmap p0 a 1M anon rw private\n");
+    assert_eq!(scenario.page_size(), 64 << 10);
+    assert_eq!(scenario.setup().len(), 1);
+    let Op::Thp { size, .. } = scenario.ops[0].op else { panic!() };
+    assert_eq!(size, FolioSize::Order(5));
+    let Op::Mmap { pages, .. } = scenario.ops[1].op else { panic!() };
+    assert_eq!(pages, 16);
+    let wrong = |text: &str| Scenario::parse("t", text).unwrap_err().to_string();
+    assert_eq!(wrong("stats\npagesize 16kB\n"), "t:2: pagesize: only as the first operation");
+    assert_eq!(
+        wrong("pagesize 16kB\npagesize 16kB\n"),
+        "t:2: pagesize: only as the first operation"
+    );
+    assert_eq!(
+        wrong("pagesize 8kB\n"),
+        "t:1: pagesize: unknown size `8kB`, expected one of: 4kB 16kB 64kB"
+    );
+    assert!(wrong("pagesize 16kB x\n").contains("`x`"));
+    assert!(wrong("pagesize\n").contains("missing"));
+    let odd = wrong("pagesize 16kB\nmmap p0 a 20k anon rw private\n");
+    assert!(odd.ends_with("is not a whole number of 16384-byte pages"), "{odd}");
+    assert!(wrong("pagesize 16kB\nthp 16kB always\n").contains("64kB 128kB"));
+}
+
+#[test]
 fn processes() {
     let scenario = parse("fork p1 p0\nfork c.2 p1\nexit p1\nfork p1 p0\nexit p0\nfaults p1\n");
     let procs: Vec<_> = scenario

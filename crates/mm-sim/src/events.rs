@@ -22,6 +22,7 @@ impl Events for () {
 #[expect(missing_docs, reason = "each field counts the event of its name")]
 pub struct EventCounts {
     pub entries_read: Counter,
+    pub entries_by_hint: Counter,
     pub grabs: Counter,
     pub atomics: Counter,
     pub locks: Counter,
@@ -67,6 +68,7 @@ impl Observer for EventCounts {
         };
         match event {
             Event::EntriesRead => self.entries_read.add(nr),
+            Event::EntriesByHint => self.entries_by_hint.add(nr),
             Event::Grabs => self.grabs.add(nr),
             Event::Atomics => self.atomics.add(nr),
             Event::Locks => self.locks.add(nr),

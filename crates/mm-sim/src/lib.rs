@@ -107,6 +107,8 @@ pub use platform::Host;
 pub use policy::{Policy, Preset};
 pub use process::{AccessError, FaultRecord, FaultRecords, Process, UserFaultRecord};
 pub use ram::{POISON, Ram};
-pub use run::{Feature, RunError, RunOptions, capabilities, run, run_dumping};
+pub use run::{
+    BlockCounts, Feature, RunError, RunOptions, capabilities, run, run_counting, run_dumping,
+};
 pub use syscalls::{Pinned, RemoteError};
 pub use tables::FrameTables;

@@ -2,7 +2,7 @@
 
 use crate::Host;
 use crate::events::Events;
-use mm_arch::{Arch, Entry, Level, VirtAddr, VirtRange};
+use mm_arch::{Arch, Entry, Level, VirtAddr, VirtRange, respect};
 use mm_pgtable::{LockedEntry, SpanKind};
 use mm_vma::MmRead;
 
@@ -64,6 +64,31 @@ pub(crate) fn stored_entry<A: Arch, O: Events>(
         LockedEntry::Hole => None,
         LockedEntry::Huge(pmd) => Some((Level::Pmd, pmd.entry())),
         LockedEntry::Table(table) => Some((Level::Pte, table.stored(table.index_of(va)))),
+    }
+}
+
+/// Calls `each` for the first address of every folded block under `range`: of every
+/// whole block that a scan takes by one look.
+pub(crate) fn folded_blocks<A: Arch, O: Events>(
+    vmas: &MmRead<'_, Host<A, O>>,
+    range: VirtRange,
+    mut each: impl FnMut(VirtAddr),
+) {
+    let (tables, stay) = (vmas.mm().tables(), vmas.stay());
+    for span in tables.spans(stay, range) {
+        let LockedEntry::Table(table) = tables.lock_entry(stay, span.range.start()) else {
+            continue;
+        };
+        for i in (0..A::nr_entries(Level::Pte)).step_by(A::CONT) {
+            let head = table.get(i);
+            if head.is_present(Level::Pte) {
+                let limit = table.limit(i).at_most(A::CONT);
+                let run = table.run::<{ respect::WRITE }>(i, head, limit);
+                if run.by_hint() == A::CONT - 1 {
+                    each(table.va_of(i));
+                }
+            }
+        }
     }
 }
 

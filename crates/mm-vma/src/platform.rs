@@ -11,6 +11,8 @@ use mm_sync::RawRwLock;
 pub enum Event {
     /// Page-table entries read by a scan or a loop over pages.
     EntriesRead,
+    /// Entries of a scan that were not read: folded blocks vouch for them.
+    EntriesByHint,
     /// Grabs: calls that took references or pins.
     Grabs,
     /// Atomic read-modify-writes on folio records.

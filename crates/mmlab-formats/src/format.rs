@@ -7,9 +7,9 @@ use mm_arch::Level;
 use mm_arch::explain::Explain;
 use mm_arm64::{Arm64, Granule4K, Granule4KLpa2, Granule16K, Granule64K};
 use mm_riscv::{Riscv, Sv39, Sv48, Sv57};
+use mm_scenario::Scenario;
 use mm_scenario::observe::{Record, TableDump};
-use mm_scenario::{PAGE_SIZE, Scenario};
-use mm_sim::{Policy, RunError, RunOptions};
+use mm_sim::{BlockCounts, Policy, RunError, RunOptions};
 
 /// An entry format, and what commands do with it.
 #[derive(Clone, Copy)]
@@ -24,6 +24,8 @@ pub struct Format {
     pub order: fn(Level) -> u32,
     /// Runs a scenario on a machine of it.
     pub run: Run<Record>,
+    /// As `run`, and counts what blocks did.
+    pub run_counting: Run<Record, BlockCounts>,
     /// Runs a scenario and prints the entries behind what it observes.
     pub dump: Run<TableDump>,
     /// Explains a raw value.
@@ -33,7 +35,7 @@ pub struct Format {
 }
 
 /// Runs a scenario that prints `T`.
-type Run<T> = fn(&Scenario, &Policy, &RunOptions, &mut dyn FnMut(T)) -> Result<(), RunError>;
+type Run<T, U = ()> = fn(&Scenario, &Policy, &RunOptions, &mut dyn FnMut(T)) -> Result<U, RunError>;
 
 impl std::fmt::Debug for Format {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -59,7 +61,7 @@ pub static FORMATS: [Format; 12] = [
     Format::of::<Riscv<Sv57>>(),
 ];
 
-/// The word for every format with the pages of the scenario language.
+/// The word for every format with pages of a size that some scenario has.
 const ALL: &str = "all";
 
 impl Format {
@@ -68,6 +70,7 @@ impl Format {
             name: A::NAME,
             page_size: 1 << A::PAGE_SHIFT,
             run: mm_sim::run::<A>,
+            run_counting: mm_sim::run_counting::<A>,
             dump: mm_sim::run_dumping::<A>,
             levels: A::LEVELS,
             order: A::order,
@@ -90,7 +93,7 @@ impl Format {
     /// A sentence that lists the words.
     pub fn several(word: &str) -> Result<Vec<Self>, String> {
         if word == ALL {
-            return Ok(FORMATS.iter().copied().filter(|f| f.page_size == PAGE_SIZE).collect());
+            return Ok(FORMATS.to_vec());
         }
         Self::named(word).map(|f| vec![f]).map_err(|e| format!("{e}, or {ALL}"))
     }
@@ -111,7 +114,7 @@ mod tests {
             assert_eq!(Format::named(f.name).expect("found").name, f.name);
             assert_eq!(Format::several(f.name).expect("found").len(), 1);
         }
-        assert!(Format::several(ALL).expect("found").iter().all(|f| f.page_size == PAGE_SIZE));
+        assert_eq!(Format::several(ALL).expect("found").len(), FORMATS.len());
         let message = Format::several("vax").expect_err("no such format");
         assert_eq!(message, format!("unknown arch \"vax\"; one of {}, or all", Format::names()));
     }

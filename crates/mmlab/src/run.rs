@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use mm_scenario::corpus::{self, CorpusError, Entry};
 use mm_scenario::observe::Record;
 use mm_scenario::{Scenario, first_difference};
-use mm_sim::{Feature, MachineConfig, Preset, RunError, RunOptions, capabilities};
+use mm_sim::{BlockCounts, Feature, MachineConfig, Preset, RunError, RunOptions, capabilities};
 use mmlab_formats::Format;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -26,14 +26,14 @@ pub struct Args {
     /// Scenarios, or folders of scenarios.
     #[arg(value_name = "FILE|DIR")]
     paths: Vec<PathBuf>,
-    /// Entry formats, or "all" for all with pages of 4 KiB.
+    /// Entry formats, or "all" for all with pages of a size that a scenario has.
     #[arg(
         long,
         value_name = "NAME",
         num_args = 1..,
         value_delimiter = ',',
         default_value = "x86_64",
-        help = format!("Entry formats: {}; or \"all\" for all with pages of 4 KiB", Format::names()),
+        help = format!("Entry formats: {}; or \"all\" for all with pages of a size that a scenario has", Format::names()),
     )]
     arch: Vec<String>,
     /// Policy: baseline, linux-6.18, series, best. Without it: best, and
@@ -87,7 +87,7 @@ impl Args {
 
 /// Runs the subcommand.
 pub fn main(args: &Args) -> ExitCode {
-    let (formats, paths) = match args.resolve() {
+    let (mut formats, paths) = match args.resolve() {
         Ok(found) => found,
         Err(e) => return cli::bad_input(e),
     };
@@ -103,6 +103,10 @@ pub fn main(args: &Args) -> ExitCode {
             Err(e) => return cli::bad_input(e),
         }
     }
+    formats.retain(|f| {
+        args.arch.iter().any(|word| word == f.name)
+            || scenarios.iter().any(|s| s.page_size() == f.page_size)
+    });
     let machine = MachineConfig { bytes: args.memory, ..MachineConfig::default() };
     let options = RunOptions { machine, audit: args.audit, ..RunOptions::default() };
     let lab = Lab { formats, options, dump: args.dump_tables };
@@ -175,13 +179,17 @@ fn check(lab: &Lab, policy: Preset, entries: &[Entry], scenarios: &[Scenario]) -
     let bar = progress(entries.len() * lab.formats.len());
     let (mut passed, mut failed) = (0, 0);
     let mut not_applicable: BTreeMap<(Feature, &str), Vec<&str>> = BTreeMap::new();
+    let mut blocks: BTreeMap<&str, BlockCounts> = BTreeMap::new();
     for format in &lab.formats {
         for (entry, scenario) in entries.iter().zip(scenarios) {
             bar.set_message(format!("{} {}", format.name, entry.name));
             let verdict = check_one(*format, &lab.options, policy, entry, scenario);
             bar.inc(1);
             match verdict {
-                Ok(()) => passed += 1,
+                Ok(counts) => {
+                    passed += 1;
+                    *blocks.entry(format.name).or_default() += counts;
+                }
                 Err(Failure::Lacks(feature)) => {
                     not_applicable.entry((feature, format.name)).or_default().push(&entry.name);
                 }
@@ -202,6 +210,12 @@ fn check(lab: &Lab, policy: Preset, entries: &[Entry], scenarios: &[Scenario]) -
     bar.finish_and_clear();
     for ((feature, format), names) in &not_applicable {
         say(format_args!("n/a: {format} has no {feature}: {}", names.join(" ")));
+    }
+    for (format, counts) in blocks {
+        let BlockCounts { folded, by_hint } = counts;
+        if folded > 0 {
+            say(format_args!("{format}: {folded} blocks folded, {by_hint} entries taken by hint"));
+        }
     }
     let n: usize = not_applicable.values().map(Vec::len).sum();
     let not_applicable = if n == 0 { String::new() } else { format!(", {n} n/a") };
@@ -224,7 +238,7 @@ fn check_one(
     policy: Preset,
     entry: &Entry,
     scenario: &Scenario,
-) -> Result<(), Failure> {
+) -> Result<BlockCounts, Failure> {
     let (golden, mode) = policy.golden(entry);
     let Some(golden) = golden else {
         let path = golden_path(&entry.path);
@@ -233,14 +247,15 @@ fn check_one(
     let golden = Record::read_all(golden)
         .map_err(|e| Failure::BadInput(format!("{}: {e}", golden_path(&entry.path).display())))?;
     let mut got = Vec::new();
-    match (format.run)(scenario, &policy.policy(), options, &mut |record| got.push(record)) {
-        Ok(()) => {}
+    let run = format.run_counting;
+    let counts = match run(scenario, &policy.policy(), options, &mut |record| got.push(record)) {
+        Ok(counts) => counts,
         Err(RunError::Lacks { feature, .. }) => return Err(Failure::Lacks(feature)),
         Err(e) if e.is_bad_input() => return Err(Failure::BadInput(e.to_string())),
         Err(e) => return Err(Failure::Differs(e.to_string())),
-    }
+    };
     match first_difference(&golden, &got, mode, &capabilities()) {
-        None => Ok(()),
+        None => Ok(counts),
         Some(difference) => Err(Failure::Differs(difference.to_string())),
     }
 }

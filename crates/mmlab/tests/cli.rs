@@ -112,6 +112,49 @@ fn what_a_format_lacks_is_not_applicable() {
     assert!(text(&out.stderr).contains("x86-pae has no uffd-wp"));
 }
 
+/// Pages of 16 and 64 KiB are formats of their own; `all` has those that a scenario is for.
+///
+/// Rules: A64-01.
+#[test]
+fn page_sizes_are_told_apart() {
+    let (small, own) = (&data("fault_64kb.scn"), &data("pages/16k_reuse.scn"));
+    let out = mmlab(&["run", own, "--check", "--memory", "16M", "--arch", "all"]);
+    let shown = text(&out.stdout);
+    assert_eq!(out.status.code(), Some(0), "{shown}");
+    assert!(
+        shown.starts_with("arm64-16k: ") && shown.ends_with("\n1 passed, 0 failed\n"),
+        "{shown}"
+    );
+    let out =
+        mmlab(&["run", small, own, "--check", "--memory", "16M", "--arch", "x86_64,arm64-16k"]);
+    let shown = text(&out.stdout);
+    assert_eq!(out.status.code(), Some(0), "{shown}");
+    for line in [
+        "n/a: arm64-16k has no pages of 4 KiB: fault_64kb",
+        "n/a: x86_64 has no pages of 16 KiB: 16k_reuse",
+        "2 passed, 0 failed, 2 n/a",
+    ] {
+        assert!(shown.lines().any(|l| l == line), "{shown}");
+    }
+    let out = mmlab(&["run", small, "--arch", "arm64-64k"]);
+    assert_eq!((out.status.code(), text(&out.stdout)), (Some(1), ""));
+    assert!(text(&out.stderr).contains("arm64-64k has no pages of 4 KiB"));
+}
+
+/// Blocks are really folded where the format has them, and GUP really takes them by hint.
+///
+/// Rules: CONT-02, CONT-16.
+#[test]
+fn what_blocks_did_is_counted() {
+    let s = &data("pin_w_then_fork_64k.scn");
+    let policy = ["--policy", "series", "--memory", "16M", "--arch", "x86_64,arm64-4k"];
+    let out = mmlab(&[&["run", s, "--check"][..], &policy].concat());
+    let shown = text(&out.stdout);
+    // Two folios of one block, and one of them in each of two children; 16 pages by one look.
+    let expected = "arm64-4k: 4 blocks folded, 15 entries taken by hint\n2 passed, 0 failed\n";
+    assert_eq!((out.status.code(), shown), (Some(0), expected));
+}
+
 /// Vectors of real kernels and of the manuals, in words.
 #[test]
 fn entries_are_explained() {

@@ -71,7 +71,7 @@ keywords! {
 /// A counter. The order is that of the output: sizes ascending, then those without a size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StatKey {
-    /// `SIZE.COUNTER` of folios of two to this power of pages.
+    /// `SIZE.COUNTER` of folios of two to this power of 4 KiB.
     Size(u8, SizeCounter),
     /// A counter without a size.
     Global(GlobalCounter),

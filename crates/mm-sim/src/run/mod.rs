@@ -1,6 +1,7 @@
 //! Runs scenarios: one operation at a time, on one machine.
 
 mod access;
+mod blocks;
 mod error;
 mod files;
 mod mapping;
@@ -34,6 +35,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tables::Describe;
 
+pub use blocks::BlockCounts;
 pub use error::RunError;
 pub use needs::Feature;
 pub use observe::capabilities;
@@ -81,6 +83,26 @@ pub fn run<A: Arch>(
     })
 }
 
+/// As [`run`], and counts what contiguous blocks did.
+///
+/// # Errors
+///
+/// As [`run`].
+pub fn run_counting<A: Arch>(
+    scenario: &Scenario,
+    policy: &Policy,
+    options: &RunOptions,
+    print: &mut dyn FnMut(Record),
+) -> Result<BlockCounts, RunError> {
+    let mut counts = BlockCounts::default();
+    run_machine::<A>(scenario, policy, options, None, &mut |printed| match printed {
+        Printed::Record(record) => print(record),
+        Printed::Blocks(blocks) => counts = blocks,
+        Printed::Tables(_) => {}
+    })?;
+    Ok(counts)
+}
+
 /// As [`run`], but hands the entries behind every `observe` to `print`, and nothing else.
 ///
 /// # Errors
@@ -119,9 +141,14 @@ fn run_machine<A: Arch>(
     }
     runner.start(scenario.body().first().or(scenario.ops.last()))?;
     runner.host().frames().fail_after(options.fail_after);
+    let mut blocks = blocks::Watch::default();
     for line in scenario.body() {
         runner.step(line, print)?;
+        if A::CONT > 1 {
+            blocks.look(&runner);
+        }
     }
+    print(Printed::Blocks(blocks.counts(&runner)));
     runner.finish()
 }
 
@@ -131,6 +158,8 @@ enum Printed {
     Record(Record),
     /// The entries behind an observation.
     Tables(TableDump),
+    /// At the end: what contiguous blocks did.
+    Blocks(BlockCounts),
 }
 
 /// A process and what the runner keeps of it.

@@ -15,6 +15,8 @@ pub enum Feature {
     UffdWp,
     /// Shadow stacks.
     ShadowStack,
+    /// Pages of this many bytes.
+    Pages(u64),
 }
 
 impl Feature {
@@ -23,6 +25,7 @@ impl Feature {
         match self {
             Feature::UffdWp => A::HAS_UFFD_WP,
             Feature::ShadowStack => A::HAS_SHADOW_STACK,
+            Feature::Pages(bytes) => bytes == 1 << A::PAGE_SHIFT,
         }
     }
     /// What an operation needs.
@@ -39,23 +42,22 @@ impl Feature {
 
 impl fmt::Display for Feature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Feature::UffdWp => "uffd-wp",
-            Feature::ShadowStack => "shadow stack",
-        })
+        match self {
+            Feature::UffdWp => f.write_str("uffd-wp"),
+            Feature::ShadowStack => f.write_str("shadow stack"),
+            Feature::Pages(bytes) => write!(f, "pages of {} KiB", bytes >> 10),
+        }
     }
 }
 
 /// Whether the format has what the scenario needs, and room for its regions.
 pub(super) fn check<A: Arch>(scenario: &Scenario) -> Result<(), RunError> {
-    for line in &scenario.ops {
-        if let Some(feature) = Feature::of(&line.op).filter(|f| !f.is_in::<A>()) {
-            return Err(RunError::Lacks {
-                feature,
-                arch: A::NAME,
-                file: scenario.name.clone(),
-                line: line.line_no,
-            });
+    let pages = (1, Some(Feature::Pages(scenario.page_size())));
+    let of_lines = scenario.ops.iter().map(|line| (line.line_no, Feature::of(&line.op)));
+    for (line, feature) in std::iter::once(pages).chain(of_lines) {
+        if let Some(feature) = feature.filter(|f| !f.is_in::<A>()) {
+            let (arch, file) = (A::NAME, scenario.name.clone());
+            return Err(RunError::Lacks { feature, arch, file, line });
         }
     }
     let windows = windows::<A>();

@@ -70,6 +70,8 @@ pub(super) fn counters<A: Arch, O: Events>(machine: &Host<A, O>) -> BTreeMap<Sta
     let folios = machine.memmap().stats();
     let mut all = BTreeMap::new();
     let as_count = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    // Sizes are told in bytes, by the order of small pages.
+    let small = (A::PAGE_SHIFT - 12) as usize;
     for order in 1..=A::order(Level::Pmd) as usize {
         let sized = [
             events.anon_fault_alloc[order].get(),
@@ -85,7 +87,7 @@ pub(super) fn counters<A: Arch, O: Events>(machine: &Host<A, O>) -> BTreeMap<Sta
             events.swap_out_fallback[order].get(),
         ];
         for (counter, value) in SIZED.into_iter().zip(sized) {
-            all.insert(StatKey::Size(order as u8, counter), as_count(value));
+            all.insert(StatKey::Size((order + small) as u8, counter), as_count(value));
         }
     }
     let pmd = A::order(Level::Pmd) as usize;

@@ -3,7 +3,7 @@
 use mm_arch::cont::ContEntry;
 use mm_arch::model::{ModelCont, ModelPair, ModelWord};
 use mm_arch::{Arch, VirtAddr, VirtRange};
-use mm_arm64::{Arm64, Granule4K};
+use mm_arm64::{Arm64, Granule, Granule4K, Granule16K, Granule64K};
 use mm_fault::{OrderMode, ThpMode};
 use mm_gup::GupFlags;
 use mm_map::Advice;
@@ -111,42 +111,54 @@ fn riscv() {
 }
 
 /// Folios at aligned addresses are folded, fork folds the child's, a store to one page
-/// takes its block apart; and a pin looks at each block once.
-///
-/// Rules: CONT-02, CONT-07, CONT-16, GUPF-16.
-#[test]
-fn blocks_are_folded_and_taken_by_hint() {
-    type A = Arm64<Granule4K>;
-    let m = machine::<A>(Preset::Best, 1);
+/// takes its block apart; and a pin looks at each block once. `BLOCK` pages are a block.
+fn blocks<G: Granule, const BLOCK: usize>() {
+    let page = |i: usize| VirtAddr::new(BASE + ((i as u64) << G::PAGE_SHIFT));
+    let pages = |n| VirtRange::units(page(0), n as u64, G::PAGE_SHIFT).expect("range");
+    let mut policy = Preset::Best.policy();
+    policy.fault.thp = policy.fault.thp.with_order(BLOCK.trailing_zeros(), OrderMode::Always);
+    let config = MachineConfig { bytes: 64 << 20, poison: true, ..MachineConfig::default() };
+    let m = Machine::<Arm64<G>>::new(config, policy).expect("machine");
     let p = m.spawn().expect("process");
-    p.mmap_anon(pages(0, 64), RW).expect("mmap");
-    (0..64).for_each(|i| p.store(page(i), i).expect("store"));
-    let folded = |p: &Process<A>| {
+    let nr = 4 * BLOCK;
+    p.mmap_anon(pages(nr), RW).expect("mmap");
+    (0..nr).for_each(|i| p.store(page(i), i as u64).expect("store"));
+    let folded = |p: &Process<Arm64<G>>| {
         let walk = p.mm().tables().pin();
-        let marked = |i: &u64| match walk.walk(page(*i)) {
+        let marked = |i: &usize| match walk.walk(page(*i)) {
             Step::Table(_, ptes) => ptes.pte(ptes.index_of(page(*i))).is_cont(),
             _ => false,
         };
-        (0..64).filter(marked).count()
+        (0..nr).filter(marked).count()
     };
-    assert_eq!(folded(&p), 64);
-    let looks = |n: usize| {
-        let seen = || m.host().observer().entries_read.get();
-        let before = seen();
-        let pin = p.pin(page(0), n, GupFlags::WRITE).expect("pin");
-        assert_eq!(pin.nr_pages(), n);
-        seen() - before
+    assert_eq!(folded(&p), nr);
+    let seen = || {
+        let counts = m.host().observer();
+        (counts.entries_read.get(), counts.entries_by_hint.get())
     };
-    assert_eq!(looks(64), 4, "four folios, one look at each");
+    let pin = p.pin(page(0), nr, GupFlags::WRITE).expect("pin");
+    assert_eq!(pin.nr_pages(), nr);
+    drop(pin);
+    assert_eq!(seen(), (4, nr as u64 - 4), "four folios, one look at each");
     let child = p.fork().expect("fork");
-    assert_eq!((folded(&p), folded(&child)), (64, 64));
-    child.store(page(20), 7).expect("store");
-    assert_eq!((folded(&p), folded(&child)), (64, 48));
-    assert_eq!(child.load(page(21)), Ok(21));
+    assert_eq!((folded(&p), folded(&child)), (nr, nr));
+    child.store(page(BLOCK + 4), 7).expect("store");
+    assert_eq!((folded(&p), folded(&child)), (nr, nr - BLOCK));
+    assert_eq!(child.load(page(BLOCK + 5)), Ok(BLOCK as u64 + 5));
+    m.settle();
+    assert_eq!(audit(&m, [&p, &child], []), []);
     child.exit();
     p.exit();
     m.settle();
     assert_eq!(leaks(&m), []);
+}
+
+/// Rules: A64-01, CONT-02, CONT-07, CONT-16, GUPF-16.
+#[test]
+fn blocks_are_folded_and_taken_by_hint() {
+    blocks::<Granule4K, 16>();
+    blocks::<Granule16K, 128>();
+    blocks::<Granule64K, 32>();
 }
 
 /// CPUs fault, fork, pin and unmap at once; afterwards every audit holds.
