@@ -109,7 +109,10 @@ macro_rules! table_laws {
         /// ACC-12, ACC-17, CONT-08, CONT-17.
         #[test]
         fn $name() {
-            table_laws::<$granule>($cases);
+            // Without optimisation tables of 64 KiB are moved about on the stack.
+            let test = std::thread::Builder::new().stack_size(16 << 20);
+            let test = test.spawn(|| table_laws::<$granule>($cases)).expect("a thread");
+            test.join().unwrap_or_else(|e| std::panic::resume_unwind(e));
         }
     )*};
 }
