@@ -50,7 +50,7 @@ pub fn madvise<P: RmapPlatform>(
     advice: Advice,
 ) -> Result<(), MapError> {
     check_range(vmas, range)?;
-    let hole = first_hole(vmas, range);
+    let hole = vmas.first_hole(range);
     // What is below a mapping that refuses gets the advice.
     let refuses = vmas.overlapping(range).find(|v| !applies(v, advice)).map(Vma::start);
     let done = match refuses {
@@ -79,21 +79,6 @@ fn discard<P: RmapPlatform>(policy: &MapPolicy, vmas: &MmWrite<'_, P>, range: Vi
         zap_range(policy, vmas.mm(), vmas.stay(), vma, range, &mut gather);
     }
     gather.finish();
-}
-
-fn first_hole<P: RmapPlatform>(
-    vmas: &MmWrite<'_, P>,
-    range: VirtRange,
-) -> Option<mm_arch::VirtAddr> {
-    let mut next = range.start();
-    for vma in vmas.overlapping(range) {
-        if vma.start() > next {
-            return Some(next);
-        }
-        // `None` past the end of the address space: nothing is left to look at.
-        next = vma.start().checked_add(vma.range().bytes())?;
-    }
-    range.contains(next).then_some(next)
 }
 
 /// Whether `vma` is of a kind that the advice applies to.

@@ -27,6 +27,9 @@
 //! | [`referenced`] | who used the folio since last time; clears the accessed bits |
 //! | [`try_to_unmap`] | whether all mappings are gone, or why not |
 //! | [`FlushBatch`] | makes the flushes that were put off, before pages are given away |
+//! | [`shrink_folios`] | takes folios through all of it, and frees those that may go |
+//! | [`Lru`] | the lists that folios wait on, by age |
+//! | [`madvise_free`], [`madvise_cold`], [`madvise_pageout`] | the same for what a program names |
 //!
 //! # Invariants
 //!
@@ -41,7 +44,7 @@
 //!
 //! # Not here
 //!
-//! Swap devices, lists of folios, writing pages out.
+//! Swap devices, writing pages of files out.
 //!
 //! # Example
 //!
@@ -69,16 +72,27 @@
 
 extern crate alloc;
 
+mod advise;
 mod flush;
+mod lru;
+#[cfg(feature = "model")]
+pub mod model;
+mod platform;
 mod policy;
 mod referenced;
 mod scope;
+mod shrink;
+mod split;
 mod unmap;
 
+pub use advise::{AdviceError, madvise_cold, madvise_free, madvise_pageout};
 pub use flush::FlushBatch;
+pub use lru::{Lru, LruList};
+pub use platform::ReclaimPlatform;
 pub use policy::UnmapPolicy;
 pub use referenced::{Referenced, referenced, referenced_unlocked};
 pub use scope::ReclaimOf;
+pub use shrink::{Shrink, Shrunk, shrink_folios};
 pub use unmap::{Kept, UnmapFlags, Unmapped, try_to_unmap};
 
 use mm_arch::Arch;

@@ -4,6 +4,7 @@ use crate::{
     AnonTrees, FileTrees, Hit, MappedWalk, RmapPlatform, Seek, Strict, SwapOutError, swap_out_ptes,
 };
 use alloc::boxed::Box;
+use core::any::Any;
 use core::num::NonZeroU32;
 use core::ops::ControlFlow;
 use mm_arch::{Arch, Pfn, respect};
@@ -18,6 +19,8 @@ use mm_vma::{Platform, SwapSpace, write_folio};
 struct Trees<A: Arch> {
     anon: AnonTrees<ModelPlatform<A>>,
     files: FileTrees<ModelPlatform<A>>,
+    /// What a crate above keeps in the machine.
+    above: Box<dyn Any + Send + Sync>,
 }
 
 impl<A: Arch> RmapPlatform for ModelPlatform<A> {
@@ -89,12 +92,25 @@ pub fn swap_out<A: Arch>(m: &ModelPlatform<A>, page: Pfn, by: UnmapBy) -> bool {
         && m.slots().evict(&locked)
 }
 
-/// A model machine with trees, in the place of `config`'s extension.
+/// The extension of the configuration that the machine was made of.
+///
+/// # Panics
+///
+/// If that is another type.
+pub fn above<A: Arch, T: 'static>(p: &ModelPlatform<A>) -> &T {
+    match p.extension::<Trees<A>>().above.downcast_ref() {
+        Some(above) => above,
+        None => panic!("this machine has no {}", core::any::type_name::<T>()),
+    }
+}
+
+/// A model machine with trees; the extension of `config` is found by [`above`].
 ///
 /// # Errors
 ///
 /// If it is too small for its zero folios.
 pub fn machine<A: Arch>(config: ModelConfig) -> Result<ModelPlatform<A>, AllocError> {
-    let trees = Trees::<A> { anon: AnonTrees::new(), files: FileTrees::new() };
+    let (anon, files, above) = (AnonTrees::new(), FileTrees::new(), config.extension);
+    let trees = Trees::<A> { anon, files, above };
     ModelPlatform::new(ModelConfig { extension: Box::new(trees), ..config })
 }

@@ -35,6 +35,8 @@ pub struct EventCounts {
     pub unmap_runs: Counter,
     pub entries_unmapped: Counter,
     pub aging_runs: Counter,
+    pub lazy_free: Counter,
+    pub lazy_freed: Counter,
     /// By order.
     pub anon_fault_alloc: [Counter; MAX_ORDERS],
     /// By order.
@@ -81,6 +83,8 @@ impl Observer for EventCounts {
             Event::UnmapRuns => self.unmap_runs.add(nr),
             Event::EntriesUnmapped => self.entries_unmapped.add(nr),
             Event::AgingRuns => self.aging_runs.add(nr),
+            Event::LazyFree => self.lazy_free.add(nr),
+            Event::LazyFreed => self.lazy_freed.add(nr),
             Event::AnonFaultAlloc => by_order(&self.anon_fault_alloc),
             Event::AnonFaultFallback => by_order(&self.anon_fault_fallback),
             Event::ShmemAlloc => by_order(&self.shmem_alloc),

@@ -54,7 +54,7 @@
 //!
 //! # Not here
 //!
-//! Swap, KSM, memory locks and the advice of reclaim: an operation of a scenario
+//! Swap, KSM and memory locks: an operation of a scenario
 //! that needs them is [`RunError::NotBuilt`]. Time: nothing is ever slow.
 //!
 //! # Example

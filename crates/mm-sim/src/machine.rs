@@ -8,6 +8,7 @@ use crate::process::Process;
 use crate::{Cpus, FrameSource, FrameTables, Frames, Host, Policy, Ram};
 use mm_arch::{Arch, Level, Pfn};
 use mm_folio::{AllocError, FrameBytes, Get, MAX_ORDERS, MemMap, MmIds};
+use mm_reclaim::Lru;
 use mm_rmap::{AnonTrees, FileTrees};
 use mm_sync::Quiescence;
 use mm_sync::epoch::Epoch;
@@ -130,6 +131,8 @@ impl<A: Arch, O: Events> Machine<A, O> {
             anon: AnonTrees::new(),
             files: FileTrees::new(),
             objects: Objects::new(),
+            lru: Lru::new(first_frame, nr_frames as u64)
+                .map_err(|_| MachineError::Host { bytes })?,
             events: O::default(),
             policy: std::sync::RwLock::new(policy),
             zero_page,

@@ -6,12 +6,13 @@ use crate::epochs::ThreadHandles;
 use crate::events::{EventCounts, Events};
 use crate::{Cpus, FrameSource, FrameTables, Frames, Policy};
 use mm_arch::{Arch, Pfn, Tlb};
-use mm_folio::{FolioSpace, MemMap, MmIds};
+use mm_folio::{FileId, FolioSpace, MemMap, MmIds};
 use mm_pgtable::TableSpace;
+use mm_reclaim::{Lru, ReclaimPlatform};
 use mm_rmap::{AnonTrees, FileTrees, RmapPlatform};
 use mm_sync::epoch::Epoch;
 use mm_sync::{DefaultLock, DefaultRwLock, Quiescence};
-use mm_vma::Platform;
+use mm_vma::{Backing, Platform};
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -27,6 +28,7 @@ pub(crate) struct Parts<A: Arch, O: Events> {
     pub files: FileTrees<Host<A, O>>,
     pub objects: Objects<A, O>,
     pub swap: Swap,
+    pub lru: Lru<DefaultLock>,
     pub events: O,
     pub policy: RwLock<Policy>,
     pub zero_page: Pfn,
@@ -143,6 +145,17 @@ impl<A: Arch, O: Events> Platform for Host<A, O> {
     #[inline]
     fn huge_zero(&self) -> Option<Pfn> {
         self.0.huge_zero
+    }
+}
+
+impl<A: Arch, O: Events> ReclaimPlatform for Host<A, O> {
+    #[inline]
+    fn lru(&self) -> &Lru<DefaultLock> {
+        &self.0.lru
+    }
+    fn object(&self, id: FileId) -> Option<Arc<dyn Backing>> {
+        let found = self.0.objects.alive().into_iter().find(|o| o.id() == id)?;
+        Some(found)
     }
 }
 

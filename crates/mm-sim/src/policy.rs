@@ -3,6 +3,7 @@
 use mm_fault::{FaultPolicy, ReusePolicy, ThpPolicy};
 use mm_gup::GupPolicy;
 use mm_map::{Batching, MapPolicy};
+use mm_reclaim::UnmapPolicy;
 use mm_scenario::Mode;
 use mm_scenario::corpus::Entry;
 
@@ -54,7 +55,14 @@ impl Preset {
         };
         // Kernels suspend page by page (rule MIGR-01).
         let suspend = if self == Preset::Best { Batching::Batched } else { Batching::PerPage };
+        let unmap = match self {
+            Preset::Baseline => UnmapPolicy::Page,
+            Preset::Linux618 => UnmapPolicy::Lazyfree,
+            Preset::Series => UnmapPolicy::File,
+            Preset::Best => UnmapPolicy::All,
+        };
         Policy {
+            unmap,
             map: MapPolicy { batching, suspend },
             gup,
             fault: FaultPolicy::new(ThpPolicy::new(PMD_ORDER)).with_reuse(reuse),
@@ -87,6 +95,8 @@ impl Preset {
 pub struct Policy {
     /// Fork, zap, protect, move.
     pub map: MapPolicy,
+    /// Reclaim.
+    pub unmap: UnmapPolicy,
     /// GUP.
     pub gup: GupPolicy,
     /// Faults: folio sizes, reuse.

@@ -109,4 +109,21 @@ pub trait Backing: Send + Sync + Debug {
     ///
     /// If the object refuses: no room, or a failed device.
     fn make_writable(&self, index: u64) -> Result<(), BackingError>;
+    /// Splits a folio of the object into single pages, if nobody holds it but the cache and
+    /// the caller; whether it did. `own` are the caller's references, and the page that they
+    /// and the lock go on with is the first of `own`; without a split they are as before.
+    ///
+    /// The folio is locked by the caller and mapped by nobody.
+    fn split(&self, own: FolioRun) -> (FolioRun, bool) {
+        (own, false)
+    }
+    /// Takes the folio that has page `index` out of the cache, if it is clean, can be read
+    /// again, and nobody holds it but the cache and, once, the caller. Whether it did.
+    ///
+    /// The folio is locked by the caller and mapped by nobody. An object that has nowhere
+    /// to read its pages from keeps them.
+    fn release(&self, index: u64) -> bool {
+        let _ = index;
+        false
+    }
 }

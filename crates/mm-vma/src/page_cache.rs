@@ -117,6 +117,37 @@ impl<P: Platform> PageCache<P> {
         self.let_go(folio);
         true
     }
+    /// Takes the clean, locked folio that has page `index` out, if nobody holds it but the
+    /// cache and, once, the caller; whether it did (rule RECL-08).
+    ///
+    /// All references are taken before dirty is asked for: whoever stored to the page
+    /// through a reference marked it before that reference went (race F-RACE-12).
+    pub fn release(&self, index: u64) -> bool {
+        let folio = {
+            let mut slots = self.slots.lock();
+            let at = position(&slots, index);
+            let Some(slot) = slots.get(at).filter(|s| s.first <= index) else { return false };
+            let folio = self.platform.memmap().folio(slot.head);
+            debug_assert!(folio.has(FolioFlags::LOCKED), "{folio:?} is not the caller's");
+            let busy = FolioFlags::DIRTY | FolioFlags::WRITEBACK;
+            let early = mm_sync::mutant!("vma.cache.dirty_first") && folio.flags().intersects(busy);
+            let nr = folio.nr_pages();
+            if folio.is_mapped() || !folio.freeze(nr + 1) {
+                return false;
+            }
+            let dirty =
+                folio.flags().intersects(busy) && !mm_sync::mutant!("vma.cache.dirty_first");
+            if dirty || early {
+                folio.unfreeze(nr + 1);
+                return false;
+            }
+            slots.remove(at);
+            folio.clear_file();
+            folio
+        };
+        folio.unfreeze(1);
+        true
+    }
     /// Splits a locked folio that nothing maps into folios of `order` (rules
     /// FOLIO-52..55). `own` and `locked` are the caller's, and go on with the part that
     /// has page `keep`; the others are unlocked. `false` if somebody else holds the folio,
@@ -177,6 +208,17 @@ impl<P: Platform> PageCache<P> {
         let part = self.platform.memmap().folio(folio.page(kept));
         let own = self.platform.memmap().adopt_run(FolioRun::new(part.head(), 0, n));
         (own, part.inherited_lock(), true)
+    }
+    /// As [`split`](Self::split) into single pages, for a caller that does not know the
+    /// cache's types: see [`Backing::split`](crate::Backing::split).
+    pub fn split_held(&self, own: FolioRun) -> (FolioRun, bool) {
+        let keep = own.first;
+        let own = self.platform.memmap().adopt_run::<Get>(own);
+        // The caller's lock.
+        let locked = own.folio().inherited_lock();
+        let (own, locked, done) = self.split(own, locked, 0, keep);
+        core::mem::forget(locked);
+        (own.into_run(if done { 0 } else { keep }), done)
     }
     /// Puts `new` in the place of a locked folio that nothing maps, with its content and
     /// what is known of it (rule P-RACE-08). Of the old one only the caller's `own`

@@ -66,6 +66,10 @@ pub enum Event {
     ZeroPagesSwappedIn,
     /// Pages full of zeros that were not written to swap.
     ZeroPagesSwappedOut,
+    /// Pages that their owner gave up (`MADV_FREE`).
+    LazyFree,
+    /// Pages of these that were freed without being written.
+    LazyFreed,
 }
 
 /// Hears of events. `()` hears nothing and costs nothing.

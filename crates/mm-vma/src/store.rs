@@ -94,6 +94,18 @@ impl VmaStore {
             .sum();
         covered == range.bytes()
     }
+    /// The first address of `range` that no VMA covers.
+    pub fn first_hole(&self, range: VirtRange) -> Option<VirtAddr> {
+        let mut next = range.start();
+        for vma in self.overlapping(range) {
+            if vma.start() > next {
+                return Some(next);
+            }
+            // `None` past the end of the address space: nothing is left to look at.
+            next = vma.start().checked_add(vma.range().bytes())?;
+        }
+        range.contains(next).then_some(next)
+    }
     /// Number of VMAs.
     pub fn len(&self) -> usize {
         self.vmas.len()

@@ -391,7 +391,7 @@ macro_rules! on_formats {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 20, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Rules: BATCH-18, UNMAP-07, UNMAP-08, UNMAP-10, UNMAP-12, UNMAP-14..16.
     #[test]

@@ -9,7 +9,7 @@ use mm_arch::{Arch, Entry, Level, WriteKind};
 use mm_folio::{FileId, Folio, FolioFlags, FolioLockGuard, FolioRef, Get};
 use mm_map::{mmap_anon, mmap_backing};
 use mm_reclaim::{FlushBatch, UnmapFlags, UnmapPolicy, Unmapped, try_to_unmap};
-use mm_rmap::model::ModelObject;
+use mm_rmap::model::{ModelConfig, ModelObject};
 use mm_vma::{BackingKind, Mm, Platform, RssKind, VmaFlags};
 use std::sync::Arc;
 
@@ -26,8 +26,20 @@ pub const SHARED: VmaFlags = RW
     .union(VmaFlags::MAYWRITE)
     .union(VmaFlags::SOFTDIRTY);
 
+/// A machine whose memory can be reclaimed.
+pub fn reclaim_machine<A: Arch>() -> M<A> {
+    let config = ModelConfig { huge_zero: true, nr_frames: 1 << 14, ..ModelConfig::default() };
+    mm_reclaim::model::machine(config).expect("machine")
+}
 pub fn object<A: Arch>(m: &M<A>, kind: BackingKind) -> Object<A> {
     ModelObject::new(m, FileId(1), kind, kind == BackingKind::File)
+}
+/// An object that reclaim knows.
+pub fn known_object<A: Arch>(m: &M<A>, kind: BackingKind) -> Object<A> {
+    let o = object(m, kind);
+    let weak: std::sync::Weak<dyn mm_vma::Backing> = Arc::<ModelObject<A>>::downgrade(&o);
+    mm_reclaim::model::know(m, weak);
+    o
 }
 pub fn empty_space<A: Arch>(m: &M<A>) -> Space<A> {
     Mm::new(m.clone()).expect("space")

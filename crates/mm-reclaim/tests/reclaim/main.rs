@@ -3,6 +3,9 @@
 #[macro_use]
 mod common;
 
+mod advise;
 mod batching;
+mod lists;
 mod referenced;
+mod shrink;
 mod unmap;

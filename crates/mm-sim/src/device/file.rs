@@ -298,6 +298,12 @@ impl<A: Arch, O: Events> Backing for File<A, O> {
         }
         self.get_or_read(request.index)
     }
+    fn split(&self, own: FolioRun) -> (FolioRun, bool) {
+        self.cache.split_held(own)
+    }
+    fn release(&self, index: u64) -> bool {
+        self.cache.release(index)
+    }
     fn make_writable(&self, index: u64) -> Result<(), BackingError> {
         // Room on the device is made here; one that fails says so.
         if lock(&self.failing).contains(&index) {

@@ -137,6 +137,9 @@ impl<A: Arch, O: Events> Backing for Shmem<A, O> {
         };
         Ok(FoundPage { page: self.get_or_make(index, orders)?, major: false })
     }
+    fn split(&self, own: FolioRun) -> (FolioRun, bool) {
+        self.cache.split_held(own)
+    }
     fn make_writable(&self, _: u64) -> Result<(), BackingError> {
         Ok(())
     }

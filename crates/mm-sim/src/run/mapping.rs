@@ -5,6 +5,7 @@ use crate::RunError;
 use crate::events::Events;
 use mm_arch::{AccessKind, Arch, Rights, VirtAddr, VirtRange};
 use mm_map::{ForkError, MapError, OldPlace, WpChange};
+use mm_reclaim::AdviceError;
 use mm_scenario::{
     Advice, Line, MapSource, Op, ProcId, Prot, Range, RegionId, Sharing, UffdAction, UffdMode,
 };
@@ -102,6 +103,20 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
         if let Some(access) = populate {
             let r = self.proc(proc)?.process.populate(range, access);
             return self.done(line, r, |e| e.errno());
+        }
+        let process = &self.proc(proc)?.process;
+        let reclaim = match advice {
+            Advice::Free => Some(process.madvise_free(range)),
+            Advice::Cold => Some(process.madvise_cold(range)),
+            Advice::PageOut => Some(process.madvise_pageout(range)),
+            _ => None,
+        };
+        if let Some(r) = reclaim {
+            if advice == Advice::Free {
+                // What is there from now on is the old content, or zeros.
+                self.shadow.forget(proc.index() as u32, range);
+            }
+            return self.done(line, r, AdviceError::errno);
         }
         let asked = match advice {
             Advice::HugePage => mm_map::Advice::HugePage,

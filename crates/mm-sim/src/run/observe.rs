@@ -42,7 +42,7 @@ const SIZED: [SizeCounter; 11] = [
     SizeCounter::SwapOut,
     SizeCounter::SwapOutFallback,
 ];
-const GLOBAL: [GlobalCounter; 9] = [
+const GLOBAL: [GlobalCounter; 11] = [
     GlobalCounter::SplitPage,
     GlobalCounter::SplitPmd,
     GlobalCounter::DeferredSplitPage,
@@ -52,6 +52,8 @@ const GLOBAL: [GlobalCounter; 9] = [
     GlobalCounter::ThpSwapOutFallback,
     GlobalCounter::SwapInZero,
     GlobalCounter::SwapOutZero,
+    GlobalCounter::LazyFree,
+    GlobalCounter::LazyFreed,
 ];
 
 /// A userfaultfd event, as it is shown.
@@ -101,6 +103,8 @@ pub(super) fn counters<A: Arch, O: Events>(machine: &Host<A, O>) -> BTreeMap<Sta
         events.swap_out_fallback[pmd].get(),
         events.zero_pages_swapped_in.get(),
         events.zero_pages_swapped_out.get(),
+        events.lazy_free.get(),
+        events.lazy_freed.get(),
     ];
     for (counter, value) in GLOBAL.into_iter().zip(global) {
         all.insert(StatKey::Global(counter), as_count(value));

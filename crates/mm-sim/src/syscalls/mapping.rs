@@ -1,11 +1,16 @@
 //! Calls that change mappings.
 
 use crate::events::Events;
+use crate::scan::{entries, page_of};
 use crate::{Object, Process, Shmem, ShmemKind};
-use mm_arch::{Arch, Rights, VirtAddr, VirtRange};
+use mm_arch::{Arch, Entry, Rights, VirtAddr, VirtRange};
+use mm_folio::FolioFlags;
 use mm_map::{Advice, ForkError, MapError, OldPlace, UffdMode, WpChange};
-use mm_vma::VmaFlags;
+use mm_reclaim::AdviceError;
+use mm_vma::{Platform, VmaFlags};
 use std::sync::Arc;
+
+const SWAPBACKED_OR_DIRTY: FolioFlags = FolioFlags::SWAPBACKED.union(FolioFlags::DIRTY);
 
 impl<A: Arch, O: Events> Process<A, O> {
     /// `mmap` of private anonymous memory at a fixed address.
@@ -67,6 +72,43 @@ impl<A: Arch, O: Events> Process<A, O> {
     /// If the range has a hole or a mapping does not support the advice.
     pub fn madvise(&self, range: VirtRange, advice: Advice) -> Result<(), MapError> {
         mm_map::madvise(&self.host().policy().map, &mut self.mm().write(), range, advice)
+    }
+    /// `madvise` with `MADV_FREE`.
+    ///
+    /// # Errors
+    ///
+    /// If the range has a hole or a mapping does not support the advice.
+    pub fn madvise_free(&self, range: VirtRange) -> Result<(), AdviceError> {
+        let vmas = self.mm().read();
+        mm_reclaim::madvise_free(self.host().policy().unmap, &vmas, range)?;
+        // What was stored until now may be lost, and that is what was asked for.
+        let (map, frames) = (self.host().memmap(), self.host().frames());
+        entries(&vmas, range, |va, level, e| {
+            let pfn = page_of::<A>(va, level, e);
+            if e.is_leaf(level) && map.contains(pfn) && !e.is_dirty() {
+                let folio = map.folio(pfn);
+                if folio.is_anon() && !folio.flags().intersects(SWAPBACKED_OR_DIRTY) {
+                    (0..1 << A::order(level)).for_each(|i| frames.clear_stored(pfn.add(i)));
+                }
+            }
+        });
+        Ok(())
+    }
+    /// `madvise` with `MADV_COLD`.
+    ///
+    /// # Errors
+    ///
+    /// As [`madvise_free`](Self::madvise_free).
+    pub fn madvise_cold(&self, range: VirtRange) -> Result<(), AdviceError> {
+        mm_reclaim::madvise_cold(self.host().policy().unmap, &self.mm().read(), range)
+    }
+    /// `madvise` with `MADV_PAGEOUT`.
+    ///
+    /// # Errors
+    ///
+    /// As [`madvise_free`](Self::madvise_free).
+    pub fn madvise_pageout(&self, range: VirtRange) -> Result<(), AdviceError> {
+        mm_reclaim::madvise_pageout(self.host().policy().unmap, &self.mm().read(), range)
     }
     /// `mremap` to another, fixed address.
     ///

@@ -5,7 +5,7 @@ use crate::{Backing, BackingError, BackingKind, FoundPage, PageCache, PageReques
 use alloc::sync::Arc;
 use mm_arch::Arch;
 use mm_folio::{AllocError, FileId, Folio, FolioFlags, FolioRun, Get};
-use mm_sync::atomic::{AtomicU64, Ordering::Relaxed};
+use mm_sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// A file, or an object of shared memory, with nothing behind its cached pages: what is
 /// not cached is not there.
@@ -15,13 +15,15 @@ pub struct ModelObject<A: Arch> {
     nr_pages: AtomicU64,
     kind: BackingKind,
     notifies: bool,
+    lets_go: AtomicBool,
 }
 
 impl<A: Arch> ModelObject<A> {
     /// An object without pages. `notifies` says whether stores are announced to it.
     pub fn new(p: &ModelPlatform<A>, id: FileId, kind: BackingKind, notifies: bool) -> Arc<Self> {
         let cache = PageCache::new(p.clone(), id);
-        Arc::new(ModelObject { cache, nr_pages: AtomicU64::new(0), kind, notifies })
+        let lets_go = AtomicBool::new(kind == BackingKind::File);
+        Arc::new(ModelObject { cache, nr_pages: AtomicU64::new(0), kind, notifies, lets_go })
     }
     /// Puts a new folio into the cache, its first page at index `first`.
     ///
@@ -42,6 +44,10 @@ impl<A: Arch> ModelObject<A> {
     /// The cached pages.
     pub fn cache(&self) -> &PageCache<ModelPlatform<A>> {
         &self.cache
+    }
+    /// Lets go of clean pages when asked to; otherwise it keeps all.
+    pub fn let_go(&self, yes: bool) {
+        self.lets_go.store(yes, Relaxed);
     }
     /// Gives the object another size; its pages stay where they are.
     pub fn set_nr_pages(&self, nr: u64) {
@@ -75,5 +81,11 @@ impl<A: Arch> Backing for ModelObject<A> {
             own.folio().set_flag(FolioFlags::DIRTY);
         }
         Ok(())
+    }
+    fn split(&self, own: FolioRun) -> (FolioRun, bool) {
+        self.cache.split_held(own)
+    }
+    fn release(&self, index: u64) -> bool {
+        self.lets_go.load(Relaxed) && self.cache.release(index)
     }
 }
