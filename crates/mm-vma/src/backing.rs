@@ -102,6 +102,15 @@ pub trait Backing: Send + Sync + Debug {
     ///
     /// If there is no such page, the device fails, or there is no memory.
     fn page(&self, request: &PageRequest<'_>) -> Result<FoundPage, BackingError>;
+    /// Moves the folio that has page `index` to swap, if that is where the object keeps what
+    /// it has no frames for: it is in the swap cache and dirty then, and the object has an
+    /// entry for each of its slots. Whether it did.
+    ///
+    /// The folio is locked by the caller, who has a reference, and mapped by nobody.
+    fn move_to_swap(&self, index: u64) -> bool {
+        let _ = index;
+        false
+    }
     /// The page at `index` is about to be mapped writable. Its folio is locked by
     /// the caller and in the object; it is clean for nobody once this returns.
     ///

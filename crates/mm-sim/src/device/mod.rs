@@ -10,6 +10,7 @@
 mod file;
 mod shmem;
 mod swap;
+mod swapped;
 
 pub use file::{File, FileError};
 pub use shmem::{Shmem, ShmemKind};
@@ -17,7 +18,7 @@ pub use swap::Swap;
 
 use crate::Host;
 use crate::events::Events;
-use mm_arch::Arch;
+use mm_arch::{Arch, SwapSlot};
 use mm_folio::{FileId, FolioFlags, FolioRef, FrameBytes, Get};
 use mm_map::{Pages, evict_range, unmap_object};
 use mm_vma::{Backing, InsertError, PageCache, Platform};
@@ -36,6 +37,10 @@ pub trait Object<A: Arch, O: Events>: Backing {
     /// If a page has to be read and cannot, or there is no memory.
     fn write(&self, first: u64, nr: u64, word: &dyn Fn(u64, usize) -> u64)
     -> Result<(), FileError>;
+    /// The swap slots that its pages count on.
+    fn swap_slots(&self) -> Vec<SwapSlot> {
+        Vec::new()
+    }
     /// The word at byte `offset` of page `index`, as `pread` sees it.
     ///
     /// # Errors

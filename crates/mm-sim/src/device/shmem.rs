@@ -1,18 +1,25 @@
 //! Shared memory: files on tmpfs, memfds, shared anonymous mappings.
+//!
+//! A page is in the cache, on a swap device, or a hole. It goes to swap by its entry there
+//! first and leaves the cache then; it comes back the other way round. So whoever does
+//! not find it in the cache and then not on swap either may make it.
 
+use super::swapped::Swapped;
 use super::{FileError, Object, cached_word, evict, insert, page_words};
 use crate::Host;
 use crate::events::Events;
-use mm_arch::{Arch, Level};
+use mm_arch::{Arch, Level, SwapSlot};
 use mm_fault::{OrderSet, ShmemMode, ShmemPolicy, WriteAt};
 use mm_folio::{FileId, FolioFlags, FolioRef, FolioRun, FrameBytes, Get};
 use mm_map::Pages;
 use mm_vma::{
     Backing, BackingError, BackingKind, Event, FoundPage, InsertError, PageCache, PageRequest,
-    Platform,
+    Platform, SlotRun, SwapSpace, put_swap, read_folio,
 };
-use std::sync::Arc;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What decides about the folio sizes of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,13 +37,32 @@ pub struct Shmem<A: Arch, O: Events> {
     cache: PageCache<Host<A, O>>,
     kind: ShmemKind,
     nr_pages: AtomicU64,
+    swapped: Mutex<Swapped>,
+}
+
+/// Why a page could not be brought in.
+enum Missed {
+    /// Somebody else changed where it is.
+    Changed,
+    /// It cannot be.
+    Failed(BackingError),
+}
+
+impl From<InsertError> for Missed {
+    fn from(e: InsertError) -> Self {
+        match e {
+            InsertError::Exists => Missed::Changed,
+            InsertError::NoMemory => Missed::Failed(BackingError::NoMemory),
+        }
+    }
 }
 
 impl<A: Arch, O: Events> Shmem<A, O> {
     /// An object of `nr_pages` pages, all of them holes.
     pub fn new(host: &Host<A, O>, kind: ShmemKind, nr_pages: u64) -> Arc<Self> {
         let cache = PageCache::new(host.clone(), host.objects().next_id());
-        let object = Arc::new(Shmem { cache, kind, nr_pages: AtomicU64::new(nr_pages) });
+        let (nr_pages, swapped) = (AtomicU64::new(nr_pages), Mutex::default());
+        let object = Arc::new(Shmem { cache, kind, nr_pages, swapped });
         let weak = Arc::downgrade(&object);
         host.objects().add(weak);
         object
@@ -56,7 +82,7 @@ impl<A: Arch, O: Events> Shmem<A, O> {
 
     /// A zero-filled folio for the missing page `index`, in the cache: the largest
     /// of `orders` that fits into what is missing, and that there is memory for.
-    fn make(&self, index: u64, orders: OrderSet) -> Result<FolioRun, InsertError> {
+    fn make(&self, index: u64, orders: OrderSet) -> Result<FolioRun, Missed> {
         let observer = self.host().observer();
         let mut wanted = orders.or(OrderSet::of(0));
         while let Some(order) = wanted.descending().next() {
@@ -70,28 +96,102 @@ impl<A: Arch, O: Events> Shmem<A, O> {
                 continue;
             };
             self.host().bytes().zero(new.folio().head(), nr);
+            let swapped = self.swapped();
+            if swapped.any(first, nr) {
+                if order == 0 {
+                    return Err(Missed::Changed);
+                }
+                continue;
+            }
             insert(&self.cache, first, &new, FolioFlags::SWAPBACKED)?;
             if order > 0 {
                 observer.event(Event::ShmemAlloc, u64::from(order));
             }
             return Ok(new.into_run((index - first) as u32));
         }
-        Err(InsertError::NoMemory)
+        Err(Missed::Failed(BackingError::NoMemory))
+    }
+    fn swapped(&self) -> MutexGuard<'_, Swapped> {
+        self.swapped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// Brings the page `index` back from `slot`, with its neighbours if they went out with
+    /// it.
+    fn swap_in(&self, index: u64, slot: SwapSlot) -> Result<FolioRun, Missed> {
+        let host = self.host();
+        let slots = host.swap().slots();
+        if let Some(run) = slots.get(host.memmap(), slot) {
+            let own: FolioRef<'_, _, Get> = host.memmap().adopt_run(run);
+            let locked = own.folio().lock();
+            let first = slots.slot_of(own.folio());
+            if first.map(|first| SlotRun::new(first, run.first + 1).at(run.first)) != Some(slot) {
+                return Err(Missed::Changed);
+            }
+            // The device may have failed, or is not asked yet.
+            self.take_back(index - u64::from(run.first), &own)?;
+            slots.free(&locked);
+            return Ok(own.into_run(run.first));
+        }
+        let order = self.swapped().order_of(index);
+        let new = host.memmap().alloc(order).or_else(|_| host.memmap().alloc(0));
+        let new = new.map_err(|_| Missed::Failed(BackingError::NoMemory))?;
+        let nr = new.folio().nr_pages();
+        let page = (index % u64::from(nr)) as u32;
+        let run = SlotRun::new(SwapSlot { offset: slot.offset - u64::from(page), ..slot }, nr);
+        slots.begin_read(run).map_err(|_| Missed::Changed)?;
+        let back = match read_folio(host, new.folio(), run) {
+            Ok(()) => self.take_back(index - u64::from(page), &new),
+            Err(_) => Err(Missed::Failed(BackingError::Io)),
+        };
+        slots.end_read(run);
+        back.map(|()| new.into_run(page))
+    }
+    /// Puts a folio with the content of swapped pages from `first` on into the cache, and
+    /// gives up their slots.
+    fn take_back(&self, first: u64, own: &FolioRef<'_, Host<A, O>, Get>) -> Result<(), Missed> {
+        let nr = u64::from(own.folio().nr_pages());
+        let mut swapped = self.swapped();
+        if (first..first + nr).any(|index| swapped.slot(index).is_none()) {
+            return Err(Missed::Changed);
+        }
+        // The slots had the only copy.
+        insert(&self.cache, first, own, FolioFlags::SWAPBACKED | FolioFlags::DIRTY)?;
+        let slots = self.host().swap().slots();
+        swapped.take(first..first + nr, |slot| slots.put(SlotRun::new(slot, 1)));
+        Ok(())
+    }
+    /// The pages from `range` on are no pages of the object any more, wherever they are.
+    fn discard(&self, range: Range<u64>, pages: Pages) {
+        // What comes back meanwhile is evicted, and what goes out is not left behind.
+        self.discard_swapped(range.clone());
+        evict(&self.cache, range.start, range.end - range.start, pages);
+        self.discard_swapped(range);
+    }
+    fn discard_swapped(&self, range: Range<u64>) {
+        let mut slots = Vec::new();
+        self.swapped().take(range, |slot| slots.push(slot));
+        for slot in slots {
+            put_swap(self.host(), SlotRun::new(slot, 1));
+        }
     }
     /// The page `index`, made if it is missing.
     fn get_or_make(
         &self,
         index: u64,
         orders: impl Fn() -> OrderSet,
-    ) -> Result<FolioRun, BackingError> {
+    ) -> Result<FoundPage, BackingError> {
         loop {
-            if let Some(run) = self.cache.get(index) {
-                return Ok(run);
+            if let Some(page) = self.cache.get(index) {
+                return Ok(FoundPage { page, major: false });
             }
-            match self.make(index, orders()) {
-                Ok(run) => return Ok(run),
-                Err(InsertError::Exists) => {}
-                Err(InsertError::NoMemory) => return Err(BackingError::NoMemory),
+            let slot = self.swapped().slot(index);
+            let found = match slot {
+                Some(slot) => self.swap_in(index, slot),
+                None => self.make(index, orders()),
+            };
+            match found {
+                Ok(page) => return Ok(FoundPage { page, major: slot.is_some() }),
+                Err(Missed::Changed) => {}
+                Err(Missed::Failed(why)) => return Err(why),
             }
         }
     }
@@ -135,7 +235,23 @@ impl<A: Arch, O: Events> Backing for Shmem<A, O> {
                 }
             }
         };
-        Ok(FoundPage { page: self.get_or_make(index, orders)?, major: false })
+        self.get_or_make(index, orders)
+    }
+    fn move_to_swap(&self, index: u64) -> bool {
+        let (host, slots) = (self.host(), self.host().swap().slots());
+        let Some(run) = self.cache.get(index) else { return false };
+        let own: FolioRef<'_, _, Get> = host.memmap().adopt_run(run);
+        let folio = own.folio();
+        let Some((_, first)) = folio.file() else { return false };
+        // The caller's lock.
+        let locked = ManuallyDrop::new(folio.inherited_lock());
+        let Ok(slot) = slots.add(&locked) else { return false };
+        if slots.dup(SlotRun::new(slot, folio.nr_pages())).is_err() {
+            slots.free(&locked);
+            return false;
+        }
+        self.swapped().put(first, folio.order(), slot);
+        self.cache.remove(&locked)
     }
     fn split(&self, own: FolioRun) -> (FolioRun, bool) {
         self.cache.split_held(own)
@@ -148,6 +264,9 @@ impl<A: Arch, O: Events> Backing for Shmem<A, O> {
 impl<A: Arch, O: Events> Object<A, O> for Shmem<A, O> {
     fn cache(&self) -> &PageCache<Host<A, O>> {
         &self.cache
+    }
+    fn swap_slots(&self) -> Vec<SwapSlot> {
+        self.swapped().slots().collect()
     }
     fn write(
         &self,
@@ -163,7 +282,7 @@ impl<A: Arch, O: Events> Object<A, O> for Shmem<A, O> {
                 let pmd = A::order(Level::Pmd);
                 ShmemPolicy::write_orders(self.mount(), pmd, at, self.nr_pages())
             };
-            let run = self.get_or_make(index, orders)?;
+            let run = self.get_or_make(index, orders)?.page;
             let own: FolioRef<'_, _, Get> = self.host().memmap().adopt_run(run);
             let pfn = own.folio().page(run.first);
             for w in 0..page_words::<A>() {
@@ -177,14 +296,16 @@ impl<A: Arch, O: Events> Object<A, O> for Shmem<A, O> {
         Ok(self.peek(index, offset))
     }
     fn peek(&self, index: u64, offset: usize) -> u64 {
-        cached_word(&self.cache, index, offset).unwrap_or(0)
+        let cached = cached_word(&self.cache, index, offset);
+        let swapped = || self.swapped().slot(index).map(|s| self.host().swap().peek(s, offset));
+        cached.or_else(swapped).unwrap_or(0)
     }
     fn truncate(&self, nr_pages: u64) {
         self.nr_pages.store(nr_pages, Relaxed);
-        evict(&self.cache, nr_pages, u64::MAX - nr_pages, Pages::All);
+        self.discard(nr_pages..u64::MAX, Pages::All);
     }
     fn punch(&self, first: u64, nr: u64) {
-        evict(&self.cache, first, nr, Pages::OfObject);
+        self.discard(first..first.saturating_add(nr), Pages::OfObject);
     }
     fn sync(&self) -> Result<(), FileError> {
         // There is nowhere to write to.
@@ -210,6 +331,12 @@ impl<A: Arch, O: Events> Object<A, O> for Shmem<A, O> {
     fn write_direct(&self, first: u64, pages: &[Vec<u64>]) -> Result<(), FileError> {
         let word = |index: u64, w: usize| pages[(index - first) as usize][w];
         self.write(first, pages.len() as u64, &word)
+    }
+}
+
+impl<A: Arch, O: Events> Drop for Shmem<A, O> {
+    fn drop(&mut self) {
+        self.discard_swapped(0..u64::MAX);
     }
 }
 

@@ -10,6 +10,7 @@ mod planted;
 mod random;
 mod scenarios;
 mod shadow_stack;
+mod swap;
 mod tables;
 mod tracking;
 mod uffd;

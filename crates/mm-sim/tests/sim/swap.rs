@@ -1,0 +1,239 @@
+//! Swap on the machine: bytes go out and come back, errors hit who reads, nothing is left.
+
+use core::num::NonZeroU32;
+use mm_arch::{Entry, Level, SwapSlot, VirtAddr, VirtRange, respect};
+use mm_fault::{FaultSignal, ShmemMode};
+use mm_folio::{FolioFlags, FolioRef, FolioRun, Get};
+use mm_map::Advice;
+use mm_pgtable::LockedEntry;
+use mm_rmap::swap_out_ptes;
+use mm_sim::*;
+use mm_vma::{Backing, Platform, RssKind, SlotRun, SwapSpace, VmaFlags, write_folio};
+use mm_x86::X86_64;
+use std::sync::Arc;
+
+type A = X86_64;
+type M = Machine<A>;
+type P = Process<A>;
+
+const BASE: u64 = 0x1000_0000_0000;
+const RW: VmaFlags = VmaFlags::READ.union(VmaFlags::WRITE);
+const SLOTS: u64 = 600;
+
+fn page(i: u64) -> VirtAddr {
+    VirtAddr::new(BASE + i * 4096)
+}
+fn pages(first: u64, n: u64) -> VirtRange {
+    VirtRange::units(page(first), n, 12).expect("range")
+}
+fn machine() -> M {
+    let config =
+        MachineConfig { bytes: 16 << 20, cpus: 2, poison: true, ..MachineConfig::default() };
+    let m = Machine::new(config, Preset::Best.policy()).expect("machine");
+    m.host().swap().add::<A>(SLOTS).expect("room");
+    m
+}
+/// A process with eight pages that hold 100 and more.
+fn filled(m: &M) -> P {
+    let p = m.spawn().expect("process");
+    p.mmap_anon(pages(0, 8), RW).expect("mmap");
+    for i in 0..8 {
+        p.store(page(i), 100 + i).expect("store");
+    }
+    p
+}
+#[track_caller]
+fn sound(m: &M, processes: &[&P]) {
+    m.settle();
+    assert_eq!(audit(m, processes.iter().copied(), []), []);
+}
+/// Turns the entry of a page into a swap entry and writes its folio, of one page, out.
+fn swap_out(p: &P, at: u64) -> SwapSlot {
+    let (host, mm) = (p.host(), p.mm());
+    let vmas = mm.read();
+    let LockedEntry::Table(mut table) = mm.tables().lock_entry(vmas.stay(), page(at)) else {
+        panic!("no table at page {at}");
+    };
+    let index = table.index_of(page(at));
+    let e = table.get(index);
+    let own = host.memmap().folio(e.pfn(Level::Pte)).grab::<Get>(1).expect("room");
+    let folio = own.folio();
+    let locked = folio.lock();
+    let slot = host.swap().slots().add(&locked).expect("room");
+    let run = table.run::<{ respect::NOTHING }>(index, e, table.limit(index).at_most(1));
+    let mut owed = mm.tables().tlb().obligation();
+    let done = swap_out_ptes(mm, &mut table, folio, slot, 0, run, &mut owed);
+    assert_eq!((done.nr, done.stopped), (1, None));
+    owed.now();
+    folio.remove_ptes(0, NonZeroU32::MIN, mm.id());
+    host.memmap().put_run::<Get>(FolioRun::new(folio.head(), 0, 1));
+    drop(table);
+    if write_folio(host, &locked).is_ok() {
+        assert!(host.swap().slots().evict(&locked));
+    }
+    slot
+}
+fn bus(i: u64) -> AccessError {
+    AccessError::Signal(FaultSignal::Bus { va: page(i) })
+}
+fn free(m: &M) -> u64 {
+    m.host().swap().slots().nr_free()
+}
+
+/// Rules: SWPI-05, SWPI-08, INV-6.
+#[test]
+fn bytes_go_out_and_come_back() {
+    let m = machine();
+    let p = filled(&m);
+    let frames = m.host().frames().nr_free();
+    for i in 0..6 {
+        swap_out(&p, i);
+        sound(&m, &[&p]);
+    }
+    assert_eq!((m.host().frames().nr_free(), free(&m)), (frames + 6, SLOTS - 6));
+    assert_eq!(p.mm().counters().get(RssKind::Swap), 6);
+    let child = p.fork().expect("fork");
+    sound(&m, &[&p, &child]);
+    p.store(page(0), 7).expect("store");
+    p.madvise(pages(1, 1), Advice::DontNeed).expect("mapped");
+    sound(&m, &[&p, &child]);
+    assert_eq!((p.load(page(0)), p.load(page(1))), (Ok(7), Ok(0)));
+    for i in 0..8 {
+        assert_eq!(child.load(page(i)), Ok(100 + i));
+        sound(&m, &[&p, &child]);
+    }
+    drop((p, child));
+    m.settle();
+    assert_eq!((leaks(&m), free(&m)), (vec![], SLOTS));
+}
+
+/// Rules: SWPI-05.
+#[test]
+fn a_device_that_fails_hits_its_reader_alone() {
+    let m = machine();
+    let p = filled(&m);
+    for i in 0..4 {
+        swap_out(&p, i);
+    }
+    m.host().swap().fail_read_after(Some(0));
+    assert_eq!(p.load(page(2)), Err(bus(2)));
+    sound(&m, &[&p]);
+    for i in 0..4 {
+        assert_eq!(p.load(page(i)), Ok(100 + i));
+    }
+    // What cannot be written stays in memory.
+    m.host().swap().fail_write_after(Some(0));
+    let slot = swap_out(&p, 5);
+    assert!(m.host().swap().slots().state(slot).is_some_and(|s| s.cached.is_some()));
+    sound(&m, &[&p]);
+    assert_eq!(p.take_faults().cpu.iter().filter(|f| f.major).count(), 4);
+    assert_eq!(p.load(page(5)), Ok(105));
+    assert_eq!(p.take_faults().cpu.iter().filter(|f| f.major).count(), 0);
+    sound(&m, &[&p]);
+}
+
+/// Rules: SWAP-02, SWPI-07.
+#[test]
+fn a_slot_with_a_wrong_count_is_reported() {
+    let m = machine();
+    let p = filled(&m);
+    let slot = swap_out(&p, 3);
+    let run = SlotRun::new(slot, 1);
+    m.host().swap().slots().dup(run).expect("few");
+    let found = audit(&m, [&p], []);
+    assert!(found.contains(&AuditViolation::SlotCount { slot, expected: 1, got: 2 }));
+    let space = p.mm().tables().id();
+    let exclusive = AuditViolation::ExclusiveSharedSlot { space, va: page(3), count: 2 };
+    assert!(found.contains(&exclusive), "{found:?}");
+    m.host().swap().slots().put(run);
+    m.host().swap().slots().begin_read(run).expect("nobody has it");
+    let found = audit(&m, [&p], []);
+    assert_eq!(found, [AuditViolation::SlotCount { slot, expected: 1, got: 1 }]);
+    m.host().swap().slots().end_read(run);
+    sound(&m, &[&p]);
+}
+
+/// An object of 16 pages that hold 200 and more.
+fn object(m: &M) -> Arc<Shmem<A, EventCounts>> {
+    let object = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Never), 0);
+    object.write(0, 16, &|index, _| 200 + index).expect("memory");
+    object
+}
+/// Moves the folio that has page `index` to swap; whether it is gone then.
+fn object_out(m: &M, object: &Shmem<A, EventCounts>, index: u64) -> bool {
+    let run = object.cached(index).expect("cached");
+    let own: FolioRef<'_, _, Get> = m.host().memmap().adopt_run(run);
+    let locked = own.folio().lock();
+    object.move_to_swap(index)
+        && write_folio(m.host(), &locked).is_ok()
+        && m.host().swap().slots().evict(&locked)
+}
+
+#[test]
+fn shared_memory_has_its_pages_on_swap() {
+    let m = machine();
+    let o = object(&m);
+    let p = m.spawn().expect("process");
+    p.mmap_object(pages(0, 16), RW | VmaFlags::SHARED, o.clone(), 0).expect("mmap");
+    for index in 0..12 {
+        assert!(object_out(&m, &o, index));
+    }
+    sound(&m, &[&p]);
+    assert_eq!((free(&m), o.peek(5, 8)), (SLOTS - 12, 205));
+    m.host().swap().fail_read_after(Some(0));
+    assert_eq!(p.load(page(3)), Err(bus(3)));
+    assert_eq!(p.load(page(3)), Ok(203));
+    p.store(page(3), 9).expect("store");
+    sound(&m, &[&p]);
+    assert_eq!((free(&m), p.take_faults().cpu.iter().filter(|f| f.major).count()), (SLOTS - 11, 1));
+    // Holes, the end, a call, the end of the object.
+    o.punch(4, 2);
+    assert_eq!((p.load(page(4)), p.load(page(6)), free(&m)), (Ok(0), Ok(206), SLOTS - 8));
+    o.write(7, 1, &|_, _| 1).expect("read back first");
+    o.truncate(9);
+    sound(&m, &[&p]);
+    assert_eq!((p.load(page(8)), p.load(page(7)), free(&m)), (Ok(208), Ok(1), SLOTS - 3));
+    drop((p, o));
+    m.settle();
+    assert_eq!((leaks(&m), free(&m)), (vec![], SLOTS));
+}
+
+#[test]
+fn a_page_on_its_way_out_is_taken_back() {
+    let m = machine();
+    let o = object(&m);
+    let p = m.spawn().expect("process");
+    p.mmap_object(pages(0, 16), RW | VmaFlags::SHARED, o.clone(), 0).expect("mmap");
+    m.host().swap().fail_write_after(Some(0));
+    assert!(!object_out(&m, &o, 2), "it could not be written");
+    sound(&m, &[&p]);
+    assert_eq!(o.peek(2, 0), 202);
+    p.store(page(2), 3).expect("store");
+    assert_eq!((p.load(page(2)), free(&m)), (Ok(3), SLOTS));
+    let run = o.cached(2).expect("cached again");
+    let own: FolioRef<'_, _, Get> = m.host().memmap().adopt_run(run);
+    assert!(own.folio().has(FolioFlags::DIRTY) && !own.folio().has(FolioFlags::SWAPCACHE));
+    drop(own);
+    sound(&m, &[&p]);
+}
+
+/// Rules: SWAP-01.
+#[test]
+fn without_room_nothing_goes_out() {
+    let m = machine();
+    let o = object(&m);
+    m.host().swap().slots().close();
+    assert!(!object_out(&m, &o, 0));
+    assert_eq!(
+        (
+            o.peek(0, 0),
+            o.cached(0).is_some_and(|run| {
+                drop(m.host().memmap().adopt_run::<Get>(run));
+                true
+            })
+        ),
+        (200, true)
+    );
+    // More slots than an entry of the format can name.
+    assert!(m.host().swap().add::<A>(1 << 50).is_err());
+}
