@@ -1,8 +1,8 @@
 //! Mapping cached pages around a read fault, so that they need no fault of their own.
 
 use crate::dispatch::{E, Fault};
-use crate::file::{Extent, Found, Mapped};
-use mm_arch::{Arch, Entry, Level};
+use crate::file::{Extent, Mapped};
+use mm_arch::{Entry, Level};
 use mm_folio::{Folio, FolioFlags, FolioRef, Get};
 use mm_pgtable::{Block, Ensured, LockedTable, PageTables, Window, WindowRequest};
 use mm_rmap::RmapPlatform;
@@ -55,18 +55,19 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         table.get(at).is_present(Level::Pte)
     }
 
-    /// A block that the cache has as one folio is mapped by one entry.
+    /// A block that the cache has as one folio is mapped by one entry, if there is no table
+    /// yet: what others left in that is mapped around.
     fn leaf_from_cache(&self, backing: &dyn Backing) -> Option<bool> {
         let (own, page) = self.cached(backing, self.file_index())?;
         let folio = own.folio();
-        if folio.order() != <P::Arch as Arch>::order(Level::Pmd) {
+        if !self.fits_pmd(backing, folio, page) {
             return None;
         }
         let lock = folio.try_lock()?;
         self.belongs(backing, folio, page, self.file_index()).ok()?;
-        let mapped = self.map_page(backing, Found { own, page, major: false }, E::<P>::NONE);
+        let mapped = self.map_by_pmd(own);
         drop(lock);
-        Some(matches!(mapped, Mapped::Yes))
+        Some(matches!(mapped.ok()?, Mapped::Yes))
     }
 
     fn cached(&self, backing: &dyn Backing, index: u64) -> Option<(FolioRef<'m, P, Get>, u32)> {

@@ -289,7 +289,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         self.vma.range().covers(range).then_some(Extent { index: first, first: 0, nr })
     }
     /// Whether a PMD entry may map the folio at the place of the fault.
-    fn fits_pmd(&self, backing: &dyn Backing, folio: Folio<'_, P>, page: u32) -> bool {
+    pub(crate) fn fits_pmd(&self, backing: &dyn Backing, folio: Folio<'_, P>, page: u32) -> bool {
         let order = <P::Arch as Arch>::order(Level::Pmd);
         let offset = (self.va.get() >> <P::Arch as Arch>::PAGE_SHIFT) & ((1 << order) - 1);
         folio.order() == order
@@ -300,7 +300,10 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
     }
     /// Maps a whole folio by an empty PMD entry. The reference comes back if the
     /// entry is not empty: there is a table.
-    fn map_by_pmd(&self, own: FolioRef<'m, P, Get>) -> Result<Mapped, FolioRef<'m, P, Get>> {
+    pub(crate) fn map_by_pmd(
+        &self,
+        own: FolioRef<'m, P, Get>,
+    ) -> Result<Mapped, FolioRef<'m, P, Get>> {
         let tables: &'f PageTables<P> = self.tables();
         let Ok(mut pmd) = tables.ensure_pmd(self.stay(), self.va) else {
             return Ok(Mapped::NoMemory);

@@ -7,10 +7,10 @@
 use crate::split::split_to_pages;
 use crate::{E, ReclaimOf, ReclaimPlatform, Shrink, UnmapPolicy, shrink_folios};
 use mm_arch::respect::{MERGE_YOUNG_DIRTY, SOFT_DIRTY, WRITE};
-use mm_arch::{Arch, Entry, Flush, FlushScope, Level, VirtAddr, VirtRange};
+use mm_arch::{Arch, Entry, Flush, FlushScope, Level, Markers, NonPresent, VirtAddr, VirtRange};
 use mm_folio::{Folio, FolioFlags, FolioRef, Get};
 use mm_pgtable::{LockedEntry, LockedPmd, LockedTable, Run, SpanKind, TableSpace};
-use mm_vma::{Event, MmRead, Observer, Vma, VmaFlags};
+use mm_vma::{Event, MmRead, Observer, RssKind, SlotRun, SwapSpace, Vma, VmaFlags, put_swap};
 
 /// Why advice was refused, with the position: mappings below it were advised.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -219,6 +219,9 @@ impl<'m, P: ReclaimPlatform> Advised<'_, 'm, P> {
             }
             let e = table.get(i);
             if !e.is_present(Level::Pte) {
+                if self.advice == Advice::Free {
+                    self.free_nonpresent(&mut table, i, e);
+                }
                 i += 1;
                 continue;
             }
@@ -265,9 +268,25 @@ impl<'m, P: ReclaimPlatform> Advised<'_, 'm, P> {
         !folio.maybe_mapped_shared()
     }
 
+    /// A page that is on swap, or poisoned, was given up (rule MADV-02).
+    fn free_nonpresent(&self, table: &mut LockedTable<'_, P>, i: usize, e: E<P>) {
+        let mm = self.vmas.mm();
+        match e.nonpresent(Level::Pte) {
+            Some(NonPresent::Swap(slot)) => {
+                table.set(i, E::<P>::NONE);
+                mm.counters().sub(RssKind::Swap, 1);
+                put_swap(mm.platform(), SlotRun::new(slot, 1));
+            }
+            Some(NonPresent::Hwpoison(_)) => table.set(i, E::<P>::NONE),
+            Some(NonPresent::Marker(m)) if m.contains(Markers::POISONED) => {
+                table.set(i, E::<P>::NONE);
+            }
+            _ => {}
+        }
+    }
     /// The pages of a whole folio were given up (rule MADV-04).
     fn free(&mut self, table: &mut LockedTable<'_, P>, folio: Folio<'m, P>, run: Run<'_>) {
-        if !clean_folio(folio, folio.nr_pages()) {
+        if !clean_folio(self.vmas.mm().platform(), folio, folio.nr_pages()) {
             return;
         }
         let (young, dirty) = (run.any_young(), run.any_dirty());
@@ -391,13 +410,16 @@ impl<'m, P: ReclaimPlatform> Advised<'_, 'm, P> {
 
 /// Makes a folio clean that is this mapping's alone: `nr` mappings of `nr` pages. A folio
 /// that is clean already is not asked whose it is. Whether it is clean now.
-fn clean_folio<P: ReclaimPlatform>(folio: Folio<'_, P>, nr: u32) -> bool {
+fn clean_folio<P: ReclaimPlatform>(platform: &P, folio: Folio<'_, P>, nr: u32) -> bool {
     let kept = FolioFlags::DIRTY | FolioFlags::SWAPCACHE;
     if !folio.flags().intersects(kept) {
         return true;
     }
-    let Some(_locked) = folio.try_lock() else { return false };
-    if folio.mapcount() != nr || folio.has(FolioFlags::SWAPCACHE) {
+    let Some(locked) = folio.try_lock() else { return false };
+    if folio.mapcount() != nr {
+        return false;
+    }
+    if folio.has(FolioFlags::SWAPCACHE) && !platform.swap().slots().free(&locked) {
         return false;
     }
     folio.clear_flag(FolioFlags::DIRTY);

@@ -72,8 +72,9 @@ impl Slot {
     }
     fn state(&self, slot: SwapSlot) -> Option<SlotState> {
         let cached = match self.holder {
+            Holder::Reserved => return None,
             Holder::Cached(page) => Some(page),
-            _ => None,
+            Holder::None | Holder::Reading => None,
         };
         let (count, reading) = (self.count.into(), self.holder == Holder::Reading);
         (!self.is_free()).then_some(SlotState { slot, count, cached, reading, zero: self.zero })
@@ -340,13 +341,18 @@ impl<L: RawLock> SwapSlots<L> {
     /// All slots in use, in order.
     pub fn in_use(&self) -> Vec<SlotState> {
         let areas = self.0.lock();
-        let all =
-            areas.iter().enumerate().flat_map(|(device, area)| {
-                area.slots.iter().enumerate().skip(1).map(move |(at, s)| {
-                    s.state(SwapSlot { device: device as u8, offset: at as u64 })
-                })
-            });
-        all.flatten().collect()
+        let mut all = Vec::new();
+        for (device, area) in areas.iter().enumerate() {
+            let clusters = area.slots.chunks(CLUSTER_SLOTS as usize).zip(&area.clusters);
+            for (i, (slots, _)) in clusters.enumerate().filter(|(_, (_, c))| c.used > 0) {
+                let first = i * CLUSTER_SLOTS as usize;
+                all.extend(slots.iter().enumerate().filter_map(|(at, slot)| {
+                    let offset = (first + at) as u64;
+                    slot.state(SwapSlot { device: device as u8, offset })
+                }));
+            }
+        }
+        all
     }
     /// A slot that is in use.
     pub fn state(&self, slot: SwapSlot) -> Option<SlotState> {

@@ -8,4 +8,5 @@ mod batching;
 mod lists;
 mod referenced;
 mod shrink;
+mod swap;
 mod unmap;

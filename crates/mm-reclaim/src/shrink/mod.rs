@@ -11,6 +11,8 @@
 //!     ─► dirty? ─► leaves its object, if nobody else holds it and it is clean ─► freed
 //! ```
 
+mod swap;
+
 use crate::unmap::{UnmapFlags, Unmapped, try_to_unmap};
 use crate::{FlushBatch, Kept, ReclaimOf, ReclaimPlatform, Referenced, UnmapPolicy, referenced};
 use mm_arch::{Arch, Level};
@@ -53,6 +55,8 @@ enum Verdict {
     Freed,
     /// Nobody is to use it again.
     Dropped,
+    /// It is to be split, and its pages to be looked at one by one.
+    Split,
     Activate,
     Keep,
 }
@@ -89,6 +93,15 @@ impl<'p, P: ReclaimPlatform> Pass<'_, '_, 'p, P> {
         let verdict = match folio.try_lock() {
             Some(locked) => {
                 let verdict = self.locked(&locked);
+                if verdict == Verdict::Split {
+                    return match self.split(locked, own) {
+                        Ok(()) => (),
+                        Err(own) => self.end(own, Verdict::Activate),
+                    };
+                }
+                if verdict == Verdict::Activate {
+                    self.give_place_up(&locked);
+                }
                 // Until it is unlocked nobody writes it out; a CPU may not store to it
                 // unseen after that (rule TLBB-06, race F-RACE-15).
                 if folio.has(FolioFlags::DIRTY) {
@@ -98,6 +111,13 @@ impl<'p, P: ReclaimPlatform> Pass<'_, '_, 'p, P> {
             }
             None => Verdict::Keep,
         };
+        self.end(own, verdict);
+    }
+
+    /// Where the folio goes, and what is counted for it.
+    fn end(&mut self, own: FolioRef<'p, P, Get>, verdict: Verdict) {
+        let folio = own.folio();
+        let nr = u64::from(folio.nr_pages());
         match verdict {
             Verdict::Freed => {
                 self.sum.reclaimed += nr;
@@ -111,7 +131,7 @@ impl<'p, P: ReclaimPlatform> Pass<'_, '_, 'p, P> {
                     folio.set_flag(FolioFlags::ACTIVE);
                 }
             }
-            Verdict::Keep => self.sum.kept += nr,
+            Verdict::Keep | Verdict::Split => self.sum.kept += nr,
         }
         self.platform.lru().put_back(own);
     }
@@ -138,6 +158,13 @@ impl<'p, P: ReclaimPlatform> Pass<'_, '_, 'p, P> {
         {
             return verdict;
         }
+        let swapbacked = folio.is_anon() && folio.has(FolioFlags::SWAPBACKED);
+        if swapbacked
+            && !folio.has(FolioFlags::SWAPCACHE)
+            && let Err(verdict) = self.place(locked)
+        {
+            return verdict;
+        }
         if folio.is_mapped() && !self.unmap(locked) {
             return Verdict::Activate;
         }
@@ -147,6 +174,9 @@ impl<'p, P: ReclaimPlatform> Pass<'_, '_, 'p, P> {
         }
         if folio.is_anon() && !folio.has(FolioFlags::SWAPBACKED) {
             return self.free_lazily(folio);
+        }
+        if folio.has(FolioFlags::SWAPCACHE) || self.moved_to_swap(folio) {
+            return self.write_and_evict(locked);
         }
         if folio.has(FolioFlags::DIRTY) {
             return self.dirty(folio);
@@ -216,7 +246,7 @@ impl<'p, P: ReclaimPlatform> Pass<'_, '_, 'p, P> {
     }
 
     /// A page of a file is left to who writes files out (rule RECL-07); shared memory has
-    /// nowhere to go.
+    /// nowhere to go without swap.
     fn dirty(&mut self, folio: Folio<'p, P>) -> Verdict {
         if folio.has(FolioFlags::SWAPBACKED) {
             return Verdict::Keep;

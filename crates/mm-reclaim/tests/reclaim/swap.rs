@@ -1,0 +1,151 @@
+//! Passes over memory whose place is swap.
+
+mod generic {
+    use crate::common::*;
+    use mm_arch::{Arch, Entry};
+    use mm_folio::{Folio, FolioFlags, Get, Pin};
+    use mm_reclaim::{
+        ReclaimOf, ReclaimPlatform, Shrink, Shrunk, UnmapPolicy, madvise_free, shrink_folios,
+    };
+    use mm_rmap::model::ModelConfig;
+    use mm_vma::{Event, Platform, RssKind, SlotRun, SwapSpace, read_folio};
+
+    fn machine<A: Arch>(swap_slots: u32) -> M<A> {
+        let config = ModelConfig { swap_slots, nr_frames: 1 << 10, ..ModelConfig::default() };
+        mm_reclaim::model::machine(config).expect("machine")
+    }
+    fn pass<A: Arch>(m: &M<A>, policy: UnmapPolicy, folio: Folio<'_, M<A>>) -> Shrunk {
+        let of = ReclaimOf::Everybody;
+        let shrink = Shrink { policy, of, ignore_references: true, may_unmap: true };
+        let folio = m.memmap().folio(folio.head());
+        folio.set_flag(FolioFlags::LRU);
+        let mut own = Some(folio.grab::<Get>(1).expect("fits"));
+        assert!(m.lru().isolate_one(folio));
+        shrink_folios(&shrink, m, || own.take())
+    }
+    fn ents<A: Arch>(mm: &Space<A>) -> u64 {
+        mm.counters().get(RssKind::Swap)
+    }
+    /// What is on the device for a page.
+    fn written<A: Arch>(m: &M<A>, mm: &Space<A>, page: u64) -> u64 {
+        let slot = pte::<A>(mm, page).swap_slot().expect("swapped out");
+        let new = m.memmap().alloc(0).expect("memory");
+        read_folio(m, new.folio(), SlotRun::new(slot, 1)).expect("no error");
+        m.content(new.folio().head())
+    }
+
+    pub fn a_folio_goes_out_whole<A: Arch>() {
+        for policy in POLICIES {
+            let m = machine::<A>(255);
+            let p = space::<A>(&m, 32);
+            let folio = map_folio(&p, 16, 4);
+            let (got, runs, entries) = counted(&m, || pass(&m, policy, folio));
+            assert_eq!(got, Shrunk { scanned: 16, reclaimed: 16, ..Shrunk::default() });
+            let one = policy == UnmapPolicy::All;
+            assert_eq!((runs, entries), (if one { 1 } else { 16 }, 16));
+            assert_eq!((ents(&p), p.counters().resident(), m.folios_in_use()), (16, 0, 0));
+            assert!((16..32).all(|page| written(&m, &p, page) == 1000 + page));
+            assert_eq!(m.events().get(Event::PagesSwappedOut), 16);
+            audit(&m, &[&p]);
+            finish(&m, vec![p]);
+        }
+    }
+
+    pub fn without_room_it_goes_in_pieces<A: Arch>() {
+        for policy in POLICIES {
+            for room in [0, 10] {
+                let m = machine::<A>(room);
+                let p = space::<A>(&m, 32);
+                let folio = map_folio(&p, 16, 4);
+                let got = pass(&m, policy, folio);
+                let (reclaimed, activated) = (room.into(), 16 - u64::from(room));
+                let expected = Shrunk { scanned: 16, reclaimed, activated, ..Shrunk::default() };
+                assert_eq!(got, expected);
+                assert_eq!(m.events().get(Event::SwapOutFallback), 4, "one of order 4");
+                assert_eq!((ents(&p), m.folios_in_use() as u64), (reclaimed, activated));
+                for page in (16..32).skip(room as usize) {
+                    let folio = m.memmap().folio(pte::<A>(&p, page).pfn(mm_arch::Level::Pte));
+                    assert!(!folio.is_large());
+                    assert!(folio.has(FolioFlags::ACTIVE | FolioFlags::LRU | FolioFlags::DIRTY));
+                }
+                audit(&m, &[&p]);
+                finish(&m, vec![p]);
+            }
+        }
+    }
+
+    pub fn what_is_held_stays_where_it_is<A: Arch>() {
+        let m = machine::<A>(255);
+        let p = space::<A>(&m, 32);
+        let folio = map_folio(&p, 16, 4);
+        let pin = folio.grab::<Pin>(1).expect("fits");
+        assert_eq!(pass(&m, UnmapPolicy::All, folio).kept, 16, "pinned");
+        drop(pin);
+        let held = folio.grab::<Get>(1).expect("fits");
+        assert_eq!(pass(&m, UnmapPolicy::All, folio).activated, 16, "held");
+        drop(held);
+        assert_eq!((ents(&p), m.slots().nr_free()), (0, 255));
+        audit(&m, &[&p]);
+        finish(&m, vec![p]);
+    }
+
+    pub fn what_cannot_be_written_stays_in_memory<A: Arch>() {
+        let m = machine::<A>(255);
+        let p = space::<A>(&m, 32);
+        let folio = map_folio(&p, 16, 4);
+        m.swap_state().failures.fail_after(3);
+        assert_eq!(pass(&m, UnmapPolicy::All, folio).activated, 16);
+        assert!(folio.has(FolioFlags::DIRTY | FolioFlags::SWAPCACHE | FolioFlags::LRU));
+        assert_eq!((ents(&p), m.folios_in_use()), (16, 1));
+        // It failed once.
+        assert_eq!(pass(&m, UnmapPolicy::All, folio).reclaimed, 16);
+        assert!((16..32).all(|page| written(&m, &p, page) == 1000 + page));
+        finish(&m, vec![p]);
+    }
+
+    pub fn scarce_slots_are_given_up<A: Arch>() {
+        for scarce in [false, true] {
+            let m = machine::<A>(if scarce { 24 } else { 255 });
+            let p = space::<A>(&m, 32);
+            let folio = map_folio(&p, 16, 3);
+            let others = map_folio(&p, 0, 3);
+            let kept = others.grab::<Get>(1).expect("fits");
+            for f in [folio, others] {
+                m.slots().add(&f.lock()).expect("room");
+            }
+            let pin = folio.grab::<Pin>(1).expect("fits");
+            assert_eq!(pass(&m, UnmapPolicy::All, folio).activated, 8);
+            assert_eq!(folio.has(FolioFlags::SWAPCACHE), !scarce);
+            drop((pin, kept));
+            audit(&m, &[&p]);
+            finish(&m, vec![p]);
+        }
+    }
+
+    pub fn what_was_given_up_frees_its_slots<A: Arch>() {
+        let m = machine::<A>(255);
+        let p = space::<A>(&m, 32);
+        let folio = map_folio(&p, 16, 4);
+        assert_eq!(pass(&m, UnmapPolicy::All, folio).reclaimed, 16);
+        madvise_free(UnmapPolicy::All, &p.read(), pages::<A>(20, 4)).expect("mapped");
+        assert_eq!((ents(&p), m.slots().nr_free()), (12, 255 - 12));
+        assert!((20..24).all(|page| pte::<A>(&p, page).is_none()));
+        audit(&m, &[&p]);
+        finish(&m, vec![p]);
+    }
+}
+
+on_all! {
+    /// Rules: RECL-04, RECL-08, RECL-12, UNMAP-19, SWAP-01.
+    a_folio_goes_out_whole;
+    /// Rules: RECL-04, RECL-05, SWAP-01. Rows: S-RC10.
+    without_room_it_goes_in_pieces;
+    /// Rules: RECL-04, RMAP-17. Rows: S-RC9.
+    what_is_held_stays_where_it_is;
+    /// Rules: RECL-07.
+    what_cannot_be_written_stays_in_memory;
+    /// Rules: RECL-11.
+    scarce_slots_are_given_up;
+    /// Rules: MADV-02.
+    what_was_given_up_frees_its_slots;
+}
