@@ -27,6 +27,15 @@ pub trait FolioSource: Sync {
     fn unlist(&self, head: Pfn, order: u32, flags: FolioFlags) {
         let _ = (head, order, flags);
     }
+    /// Pages of the folio at `head` are about to be pinned for a device, which may be
+    /// unable to reach them as they are (memory of a protected guest). Makes them reachable;
+    /// `false` if that is impossible. Called once per run, with a reference held, possibly
+    /// under table locks or without any lock: it must not sleep (rules GUPS-15, GUPF-18).
+    #[inline]
+    fn make_accessible(&self, head: Pfn) -> bool {
+        let _ = head;
+        true
+    }
 }
 
 /// Access to the content of frames.

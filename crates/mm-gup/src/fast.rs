@@ -4,7 +4,7 @@
 //! `docs/src/protocols/gup-fast.md` for the races and their models.
 
 use crate::policy::{Batching, HeadThenRest, PerPage, Whole};
-use crate::unshare::{is_of_file, unshared_pages};
+use crate::unshare::{is_of_file, make_accessible, unshared_pages};
 use crate::{FastPolicy, GupFlags, Sink};
 use mm_arch::{AccessKind, Arch, Entry, Level, Pinned, VirtAddr, VirtRange, respect};
 use mm_folio::{Folio, FolioFlags, FolioRun, FolioSpace, MemMap, RefKind};
@@ -179,6 +179,7 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
                 || !early && is_forbidden(folio, facts)
                 || !head.is_writable(Level::Pte)
                     && unshared_pages::<K, S>(None, flags, folio, pfn, 1) == 0
+                || !make_accessible::<K, S>(folio)
             {
                 self.map.put_run::<K>(held);
                 break;
@@ -248,6 +249,9 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
                 if n == 0 {
                     break;
                 }
+            }
+            if !make_accessible::<K, S>(folio) {
+                break;
             }
             last_was_whole = n == left;
             if n < guess {

@@ -1,6 +1,6 @@
 //! The slow path: under the mmap lock, with faults.
 
-use crate::unshare::unshared_pages;
+use crate::unshare::{make_accessible, unshared_pages};
 use crate::{
     FaultError, FaultHandler, GupError, GupErrorKind, GupFault, GupFlags, Resolved, Sink,
     SlowPolicy,
@@ -210,7 +210,7 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         let mut buf = RunBuf::<P, K>::new(self.mm.platform().memmap(), runs);
         self.observer.event(Event::Walks, 1);
         let stopped = match self.mm.tables().lock_entry(vmas.stay(), at) {
-            LockedEntry::Hole => self.hole(vma),
+            LockedEntry::Hole => self.pud::<K>(vmas, vma, at, want, &mut buf),
             LockedEntry::Huge(mut pmd) => {
                 self.observer.event(Event::Locks, 1);
                 self.huge::<K>(&mut pmd, vma, at, want, &mut buf)
@@ -225,6 +225,46 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
             0 => stopped,
             _ => Followed::Pages(buf.fill(out)),
         }
+    }
+
+    /// A leaf of a PUD, or a hole (rules GUPS-10, GUPS-11, GUPS-11a).
+    fn pud<K: RefKind>(
+        &self,
+        vmas: &MmRead<'a, P>,
+        vma: &Vma,
+        at: VirtAddr,
+        want: usize,
+        buf: &mut RunBuf<'_, P, K>,
+    ) -> Followed {
+        let Some(pud) = self.mm.tables().lock_pud(vmas.stay(), at) else { return self.hole(vma) };
+        let entry = pud.entry();
+        if !entry.is_leaf(Level::Pud) {
+            return self.hole(vma);
+        }
+        self.observer.event(Event::Locks, 1);
+        self.observer.event(Event::EntriesRead, 1);
+        let offset = at.bytes_from(pud.at().va) >> P::Arch::PAGE_SHIFT;
+        let page = entry.pfn(Level::Pud).add(offset);
+        let map = self.mm.platform().memmap();
+        if !map.contains(page) {
+            return self.no_folio(buf).map_or_else(|stop| stop, |()| Followed::Pages(1));
+        }
+        let folio = map.folio(page);
+        let writable = entry.is_writable(Level::Pud);
+        if self.flags.contains(GupFlags::WRITE) && !writable {
+            let exclusive = map.page_exclusive(page);
+            if !self.may_force_write(vma, entry, exclusive) {
+                return Followed::NotMapped;
+            }
+        }
+        // Nothing collapses or maps such leaves piece by piece: each page speaks for itself.
+        if !writable && unshared_pages::<K, P>(Some(vma), self.flags, folio, page, 1) == 0 {
+            return Followed::MustUnshare;
+        }
+        let left = (1usize << P::Arch::order(Level::Pud)) - offset as usize;
+        let in_folio = (folio.nr_pages() - folio.index_of(page)) as usize;
+        let n = left.min(in_folio).min(want);
+        self.grab::<K>(folio, page, n, buf).map_or_else(|stop| stop, |()| Followed::Pages(n))
     }
 
     fn hole(&self, vma: &Vma) -> Followed {
@@ -349,6 +389,10 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         self.observer.event(Event::Grabs, 1);
         let atomics = if K::PINS && folio.is_large() { 2 } else { 1 };
         self.observer.event(Event::Atomics, atomics);
+        // Dropping the references gives them back.
+        if !make_accessible::<K, P>(folio) {
+            return Err(Followed::Error(GupErrorKind::Fault));
+        }
         buf.push(refs.into_run(folio.index_of(pfn)));
         Ok(())
     }

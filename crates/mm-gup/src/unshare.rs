@@ -2,7 +2,7 @@
 
 use crate::GupFlags;
 use mm_arch::Pfn;
-use mm_folio::{Folio, FolioFlags, FolioSpace, RefKind};
+use mm_folio::{Folio, FolioFlags, FolioSource, FolioSpace, RefKind};
 use mm_vma::Vma;
 
 /// How many of the `n` pages from `pfn` on need no unsharing before they are
@@ -40,4 +40,11 @@ pub(crate) fn unshared_pages<K: RefKind, F: FolioSpace>(
 /// (rule GUPF-14). Anonymous and shared memory wait for nothing.
 pub(crate) fn is_of_file<F: FolioSpace>(folio: Folio<'_, F>) -> bool {
     folio.file().is_some() && !folio.has(FolioFlags::SWAPBACKED)
+}
+
+/// Lets a device reach what was just pinned, once per run; `false` if it cannot. Plain
+/// references are not for devices (rules GUPS-15, GUPF-18).
+#[inline(always)]
+pub(crate) fn make_accessible<K: RefKind, F: FolioSpace>(folio: Folio<'_, F>) -> bool {
+    !K::PINS || folio.memmap().source().make_accessible(folio.head())
 }

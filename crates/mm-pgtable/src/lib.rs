@@ -89,7 +89,7 @@ mod window;
 pub use clear::ClearedRun;
 pub use desc::TableDesc;
 pub use gather::Gather;
-pub use locked::{LockedPmd, LockedTable};
+pub use locked::{LockedPmd, LockedPud, LockedTable, TableInTheWay};
 pub use memory::{TableAllocError, TableMemory, TableSpace};
 pub use run::{BatchLimit, Run};
 pub use tables::{Ensured, LockedEntry, PageTables, Span, SpanKind, TablesStay};

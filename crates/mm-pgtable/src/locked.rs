@@ -377,7 +377,7 @@ impl<'g, S: TableSpace> LockedPmd<'g, S> {
     }
     /// The range that the entry maps.
     pub fn range(&self) -> Option<VirtRange> {
-        VirtRange::new(self.at().va, 1 << S::Arch::shift(Level::Pmd)).ok()
+        VirtRange::new(self.at().va, 1 << S::Arch::shift(self.view.level())).ok()
     }
     /// Whether `va` is mapped through an entry of the same, locked, table.
     pub fn covers(&self, va: VirtAddr) -> bool {
@@ -407,8 +407,9 @@ impl<'g, S: TableSpace> LockedPmd<'g, S> {
         };
         self.took |= S::Arch::WORDS > 1 && e.is_none() && !old.is_none();
         self.view.desc().count(i32::from(!e.is_none()) - i32::from(!old.is_none()));
-        let was_table = old.as_table(Level::Pmd).is_some();
-        if (was_table || old.is_leaf(Level::Pmd) && old.needs_flush(e, Level::Pmd))
+        let level = self.view.level();
+        let was_table = old.as_table(level).is_some();
+        if (was_table || old.is_leaf(level) && old.needs_flush(e, level))
             && let Some(range) = self.range()
         {
             owed.add(range, if was_table { FlushScope::Tables } else { FlushScope::Leaves });
@@ -484,3 +485,49 @@ impl<'g, S: TableSpace> LockedPmd<'g, S> {
         desc.count(1);
     }
 }
+
+/// A PUD table with its lock held, and the entry of one address in it.
+///
+/// For leaves at that level. Whoever made one takes it away again: nothing of this crate
+/// makes, splits or clears them, and [`lock_entry`](PageTables::lock_entry) passes over
+/// them as over a hole.
+#[derive(Debug)]
+pub struct LockedPud<'g, S: TableSpace>(LockedPmd<'g, S>);
+
+impl<'g, S: TableSpace> LockedPud<'g, S> {
+    /// `locked` is about an entry of a PUD table.
+    pub(crate) fn new(locked: LockedPmd<'g, S>) -> Self {
+        debug_assert_eq!(locked.view.level(), Level::Pud);
+        LockedPud(locked)
+    }
+    /// The entry.
+    #[inline]
+    pub fn entry(&self) -> E<S> {
+        self.0.entry()
+    }
+    /// Index and first address of the entry.
+    #[inline]
+    pub fn at(&self) -> At {
+        self.0.at()
+    }
+    /// Puts a leaf in the place of an empty entry or of another leaf, or takes one away, by
+    /// exchange; returns the old entry. `owed` grows if a CPU may hold it.
+    ///
+    /// # Errors
+    ///
+    /// If there is a table: then nothing is changed.
+    pub fn swap_leaf(
+        &mut self,
+        e: E<S>,
+        owed: &mut Flush<'_, S::Tlb>,
+    ) -> Result<E<S>, TableInTheWay> {
+        if self.entry().as_table(Level::Pud).is_some() {
+            return Err(TableInTheWay);
+        }
+        Ok(self.0.swap(e, owed))
+    }
+}
+
+/// A table stands where a leaf was to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TableInTheWay;

@@ -1,7 +1,7 @@
 //! The tree of page tables of one address space, walked with locks.
 
 use crate::deferred::Generations;
-use crate::{LockedPmd, LockedTable, TableAllocError, TableMemory, TableSpace, View};
+use crate::{LockedPmd, LockedPud, LockedTable, TableAllocError, TableMemory, TableSpace, View};
 use core::marker::PhantomData;
 use mm_arch::{
     Arch, Entry, FlushScope, Held, Level, Pinned, SpaceId, SpaceTlb, TableFrame, VirtAddr,
@@ -93,7 +93,8 @@ impl<'g> TablesStay<'g> {
 /// # Invariants
 ///
 /// Every table reachable from the root came from `S::Tables` and is freed only
-/// after it was unlinked, flushed and retired. Leaves stand at PMD level or below.
+/// after it was unlinked, flushed and retired. Leaves stand at PMD level or below, but for
+/// those that were put in through [`LockedPud`].
 #[derive(Debug)]
 pub struct PageTables<S: TableSpace> {
     space: S,
@@ -211,6 +212,17 @@ impl<S: TableSpace> PageTables<S> {
         stay: TablesStay<'g>,
         va: VirtAddr,
     ) -> Result<View<'g, S, Pinned>, Level> {
+        self.view_at(stay, va, Level::Pmd)
+    }
+    /// The view of the table of `target`, above PTE level, that covers `va`, or the level of
+    /// the entry that names no table.
+    #[inline(always)]
+    fn view_at<'g>(
+        &'g self,
+        stay: TablesStay<'g>,
+        va: VirtAddr,
+        target: Level,
+    ) -> Result<View<'g, S, Pinned>, Level> {
         stay.check(self, va, va);
         let mut frame = self.root;
         let mut base = VirtAddr::new(0);
@@ -219,7 +231,7 @@ impl<S: TableSpace> PageTables<S> {
             // that no table is freed; upper entries are read by the lockless
             // protocol, so `Pinned` is the right that is used.
             let view: View<'g, S, Pinned> = unsafe { View::new(&self.space, frame, level, base) };
-            if level == Level::Pmd {
+            if level == target {
                 return Ok(view);
             }
             let index = view.index_of(va);
@@ -253,8 +265,36 @@ impl<S: TableSpace> PageTables<S> {
         let guard = view.desc().lock().lock();
         // SAFETY: same table, still there; its lock is held by `guard`.
         let held =
-            unsafe { View::<S, Held>::new(&self.space, view.frame(), Level::Pmd, view.va_of(0)) };
+            unsafe { View::<S, Held>::new(&self.space, view.frame(), view.level(), view.va_of(0)) };
         LockedPmd::new(self, held, guard, view.index_of(va))
+    }
+
+    /// Locks the PUD table that covers `va`; `None` if there is none, or the format has no
+    /// such level.
+    pub fn lock_pud<'g>(&'g self, stay: TablesStay<'g>, va: VirtAddr) -> Option<LockedPud<'g, S>> {
+        let view = self.view_at(stay, va, Level::Pud).ok()?;
+        Some(LockedPud::new(self.locked_pmd(view, va)))
+    }
+    /// Locks the PUD table that covers `va`, making what is missing above it; `None` if the
+    /// format has no such level.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory; tables made on the way stay and are used later.
+    pub fn ensure_pud<'g>(
+        &'g self,
+        stay: TablesStay<'g>,
+        va: VirtAddr,
+    ) -> Result<Option<LockedPud<'g, S>>, TableAllocError> {
+        if !S::Arch::LEVELS.contains(&Level::Pud) {
+            return Ok(None);
+        }
+        loop {
+            match self.view_at(stay, va, Level::Pud) {
+                Ok(view) => return Ok(Some(LockedPud::new(self.locked_pmd(view, va)))),
+                Err(level) => self.install_at(stay, va, level)?,
+            }
+        }
     }
 
     /// Locks the PTE table that `frame` in the PMD entry at `index` named, if
@@ -394,8 +434,7 @@ impl<S: TableSpace> PageTables<S> {
                     return Ok(());
                 }
                 drop(guard);
-                // A leaf above PMD level, or a bad entry: never made by this
-                // crate, and retrying would not end.
+                // A leaf above PMD level, or a bad entry: retrying would not end.
                 if level != Level::Pmd && there.as_table(level).is_none() {
                     // SAFETY: allocated above and never linked.
                     unsafe { self.space.tables().free(child) };

@@ -28,7 +28,7 @@ use mm_pgtable::{TableAllocError, TableDesc, TableMemory, TableSpace};
 use mm_sync::stat::Counter;
 use mm_sync::{DefaultLock, DefaultRwLock, Mutex, ReaderCount};
 
-/// The first frame of a model machine; aligned for every order in use.
+/// The first frame of a model machine; aligned for every order of a PMD leaf.
 pub const FIRST_FRAME: Pfn = Pfn::new(0x1_0000);
 /// Table frames are numbered from here on.
 const FIRST_TABLE: Pfn = Pfn::new(0x20_0000);
@@ -93,6 +93,10 @@ impl FailureInjector {
     pub fn disarm(&self) -> bool {
         self.fail_at.swap(u64::MAX, Relaxed) >= self.calls.load(Relaxed)
     }
+    /// Calls since the last [`fail_after`](Self::fail_after), or ever.
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Relaxed)
+    }
     fn fails(&self) -> bool {
         self.calls.fetch_add(1, Relaxed) == self.fail_at.load(Relaxed)
     }
@@ -146,12 +150,17 @@ impl Interrupt for ModelSignal {
 pub struct ModelFrames {
     used: Mutex<DefaultLock, Vec<bool>>,
     failures: Arc<FailureInjector>,
+    access: FailureInjector,
 }
 
 impl ModelFrames {
     /// Number of frames in use.
     pub fn in_use(&self) -> usize {
         self.used.lock().iter().filter(|u| **u).count()
+    }
+    /// Which calls find memory that no device can be let at.
+    pub fn access(&self) -> &FailureInjector {
+        &self.access
     }
 }
 
@@ -162,7 +171,8 @@ impl FolioSource for ModelFrames {
         }
         let mut used = self.used.lock();
         let n = 1usize.checked_shl(order).ok_or(AllocError)?;
-        let at = (0..used.len())
+        let first = (FIRST_FRAME.get().wrapping_neg() & (n as u64 - 1)) as usize;
+        let at = (first..used.len())
             .step_by(n)
             .find(|&i| used.get(i..i + n).is_some_and(|run| run.iter().all(|u| !u)))
             .ok_or(AllocError)?;
@@ -172,6 +182,9 @@ impl FolioSource for ModelFrames {
     fn free(&self, head: Pfn, order: u32) {
         let at = head.since(FIRST_FRAME) as usize;
         self.used.lock()[at..at + (1 << order)].fill(false);
+    }
+    fn make_accessible(&self, _head: Pfn) -> bool {
+        !self.access.fails()
     }
 }
 
@@ -255,6 +268,7 @@ impl<A: Arch> ModelPlatform<A> {
         let source = ModelFrames {
             used: Mutex::new(alloc::vec![false; frames]),
             failures: failures.clone(),
+            access: FailureInjector::default(),
         };
         let memmap = MemMap::<Self>::with_pincount_from(
             FIRST_FRAME,

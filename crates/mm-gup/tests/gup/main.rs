@@ -5,9 +5,11 @@
 
 #[macro_use]
 mod common;
+mod accessible;
 mod batching;
 mod calls;
 mod fast;
+mod gigantic;
 mod injection;
 mod longterm;
 mod populate;
