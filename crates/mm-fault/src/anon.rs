@@ -5,7 +5,7 @@ use crate::dispatch::{E, Fault};
 use mm_arch::{Arch, Entry, Level, VirtAddr};
 use mm_folio::{AllocError, AnonId, Exclusivity, Folio, FolioFlags, FolioRef, FrameBytes, Get};
 use mm_rmap::RmapPlatform;
-use mm_vma::{Event, RssKind, VmaFlags};
+use mm_vma::{Event, RssKind, VmaFlags, mlock_mapped};
 
 impl<'m, P: RmapPlatform> Fault<'_, 'm, P> {
     /// The entry was `seen`, empty or a marker of userfaultfd, and its table is
@@ -52,6 +52,7 @@ impl<'m, P: RmapPlatform> Fault<'_, 'm, P> {
         self.mm().counters().add(RssKind::Anon, u64::from(nr));
         folio.add_new_anon(self.mm().id(), Level::Pte, Exclusivity::Exclusive);
         folio.set_flag(FolioFlags::LRU);
+        mlock_mapped(self.vma.flags(), folio, nr);
         // One reference per entry.
         new.hand_over();
         if nr == 1 {

@@ -7,7 +7,7 @@ use mm_arch::{Entry, Level, Pfn};
 use mm_folio::{Exclusivity, Folio, FolioFlags, FolioRef, FolioRun, FrameBytes, Get};
 use mm_pgtable::LockedTable;
 use mm_rmap::RmapPlatform;
-use mm_vma::{RssKind, free_swap_cache};
+use mm_vma::{RssKind, free_swap_cache, mlock_mapped, munlock_unmapped};
 
 impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
     /// Gives the mapping its own page with the content of the one that `seen`
@@ -73,6 +73,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         let folio = new.folio();
         folio.add_new_anon(mm.id(), Level::Pte, Exclusivity::Exclusive);
         folio.set_flag(FolioFlags::LRU);
+        mlock_mapped(self.vma.flags(), folio, 1);
         table.set(index, self.copied_entry(folio.head(), seen));
         new.hand_over();
 
@@ -86,6 +87,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
                 }
                 let first = old.index_of(source);
                 old.remove_ptes(first, NonZeroU32::MIN, mm.id());
+                munlock_unmapped(self.vma.flags(), old);
                 drop(table);
                 let mapping = self.memmap().adopt_run(FolioRun::new(old.head(), first, 1));
                 if old.has(FolioFlags::SWAPCACHE) {

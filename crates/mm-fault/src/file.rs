@@ -13,7 +13,7 @@ use mm_arch::{Arch, Entry, Level, Pfn};
 use mm_folio::{Exclusivity, Folio, FolioFlags, FolioLockGuard, FolioRef, FrameBytes, Get};
 use mm_pgtable::{Ensured, LockedTable, PageTables};
 use mm_rmap::RmapPlatform;
-use mm_vma::{Backing, BackingError, BackingKind, PageRequest, RssKind, VmaFlags};
+use mm_vma::{Backing, BackingError, BackingKind, PageRequest, RssKind, VmaFlags, mlock_mapped};
 
 /// A page of the object, with a reference.
 pub(crate) struct Found<'m, P: RmapPlatform> {
@@ -168,6 +168,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         self.mm().counters().add(RssKind::Anon, 1);
         copy.add_new_anon(self.mm().id(), Level::Pte, Exclusivity::Exclusive);
         copy.set_flag(FolioFlags::LRU);
+        mlock_mapped(self.vma.flags(), copy, 1);
         new.hand_over();
         table.set(index, self.keeping_mark(entry, seen));
         drop(table);
@@ -227,6 +228,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         let Some(n) = NonZeroU32::new(extent.nr as u32) else { return };
         self.mm().counters().add(RssKind::of(folio), u64::from(n.get()));
         folio.add_file_ptes(extent.first, n, self.mm().id());
+        mlock_mapped(self.vma.flags(), folio, n.get());
         let entry = self.file_entry(folio, folio.page(extent.first), Level::Pte);
         if seen.is_none() {
             table.fill(extent.index, extent.nr, entry);
@@ -315,6 +317,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         let folio = own.hand_over();
         self.mm().counters().add(RssKind::of(folio), u64::from(folio.nr_pages()));
         folio.add_file_pmd(self.mm().id());
+        mlock_mapped(self.vma.flags(), folio, folio.nr_pages());
         // No table is deposited: a leaf of an object is taken away, not split.
         let mut owed = tables.tlb().obligation();
         pmd.swap(self.file_entry(folio, folio.head(), Level::Pmd), &mut owed);

@@ -7,7 +7,7 @@ use mm_arch::{Arch, Entry, Level, TableFrame, VirtRange};
 use mm_folio::{Exclusivity, Folio, FolioFlags, FolioRef, FrameBytes, Get, QueueReason};
 use mm_pgtable::{LockedEntry, LockedPmd, PageTables, TableAllocError, TableMemory, TableSpace};
 use mm_rmap::{RmapPlatform, split_locked_pmd, split_pmd};
-use mm_vma::{Event, RssKind, VmaFlags};
+use mm_vma::{Event, RssKind, VmaFlags, mlock_mapped};
 
 /// A table that will be deposited with a PMD leaf, so that the leaf can be split
 /// when there is no memory.
@@ -115,6 +115,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         self.mm().counters().add(RssKind::Anon, u64::from(folio.nr_pages()));
         folio.add_new_anon(self.mm().id(), Level::Pmd, Exclusivity::Exclusive);
         folio.set_flag(FolioFlags::LRU);
+        mlock_mapped(self.vma.flags(), folio, folio.nr_pages());
         // The entry's reference.
         new.hand_over();
         let mut owed = self.tables().tlb().obligation();

@@ -141,6 +141,15 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         old & flags.bits() != 0
     }
 
+    /// Keeps the folio in memory: a locked mapping shows all of it (rule RMAP-06).
+    pub fn mlock(&self) {
+        self.set_flag(FolioFlags::MLOCKED | FolioFlags::UNEVICTABLE);
+    }
+    /// Ends that.
+    pub fn munlock(&self) {
+        self.clear_flag(FolioFlags::MLOCKED | FolioFlags::UNEVICTABLE);
+    }
+
     /// Whether a pin may hold the folio without a bound in time (rule PIN-08).
     /// Whoever hands out the memory says so by [`FolioFlags::NO_LONGTERM`]. The zero
     /// page is nobody's to move.

@@ -446,6 +446,14 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
     #[must_use]
     pub fn freeze(&self, n: u32) -> bool {
         debug_assert!(n > 0);
+        if mutant!("folio.freeze.two_steps") {
+            let refs = &self.head_record().refs;
+            let all = refs.load(Acquire) == n;
+            if all {
+                refs.store(0, Relaxed);
+            }
+            return all;
+        }
         // Acquire pairs with the Release of every put: what former holders did
         // to the folio comes before what we do to it.
         self.head_record()

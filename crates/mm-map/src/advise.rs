@@ -28,6 +28,11 @@ pub enum Advice {
     WipeOnFork,
     /// It inherits the content.
     KeepOnFork,
+    /// Equal pages may be merged.
+    Mergeable,
+    /// They may not; those that are get copied by the caller (see
+    /// [`next_merged`](crate::next_merged)).
+    Unmergeable,
     /// Every access from now on is a signal; what was mapped is gone.
     GuardInstall,
     /// That ends.
@@ -86,7 +91,11 @@ fn applies(vma: &Vma, advice: Advice) -> bool {
     let special = VmaFlags::IO | VmaFlags::PFNMAP | VmaFlags::DONTEXPAND;
     let flags = vma.flags();
     match advice {
-        Advice::HugePage | Advice::NoHugePage | Advice::DontFork => true,
+        Advice::HugePage
+        | Advice::NoHugePage
+        | Advice::DontFork
+        | Advice::Mergeable
+        | Advice::Unmergeable => true,
         Advice::DontNeed => !flags.intersects(VmaFlags::LOCKED | VmaFlags::PFNMAP),
         Advice::DoFork => !flags.intersects(special),
         Advice::WipeOnFork => vma.is_anonymous() && !flags.contains(VmaFlags::SHARED),
@@ -95,6 +104,15 @@ fn applies(vma: &Vma, advice: Advice) -> bool {
         Advice::GuardRemove => !flags.intersects(special),
     }
 }
+
+/// Mappings of which no page is merged.
+const NEVER_MERGED: VmaFlags = VmaFlags::SHARED
+    .union(VmaFlags::MAYSHARE)
+    .union(VmaFlags::PFNMAP)
+    .union(VmaFlags::IO)
+    .union(VmaFlags::DONTEXPAND)
+    .union(VmaFlags::DROPPABLE)
+    .union(VmaFlags::SHADOW_STACK);
 
 /// The flags of a mapping after `advice`.
 fn advised(flags: VmaFlags, advice: Advice) -> VmaFlags {
@@ -106,6 +124,10 @@ fn advised(flags: VmaFlags, advice: Advice) -> VmaFlags {
         Advice::HugePage => (flags - F::NOHUGEPAGE) | F::HUGEPAGE,
         Advice::NoHugePage => (flags - F::HUGEPAGE) | F::NOHUGEPAGE,
         Advice::DontNeed | Advice::GuardInstall | Advice::GuardRemove => flags,
+        // Of mappings whose pages are others' as well quietly nothing.
+        Advice::Mergeable if flags.intersects(NEVER_MERGED) => flags,
+        Advice::Mergeable => flags | F::MERGEABLE,
+        Advice::Unmergeable => flags - F::MERGEABLE,
         Advice::DontFork => flags | F::DONTCOPY,
         Advice::DoFork => flags - F::DONTCOPY,
         Advice::WipeOnFork => flags | F::WIPEONFORK,

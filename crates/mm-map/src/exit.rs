@@ -19,7 +19,10 @@ pub fn exit<P: RmapPlatform>(policy: &MapPolicy, mm: &Mm<P>) {
     let mut gather = Gather::new(mm.tables());
     for vma in vmas.iter() {
         let (stay, range) = (vmas.stay(), vma.range());
-        by_policy!(policy, zap::<Private, P>(mm, stay, range, range, How::REMOVE, &mut gather));
+        by_policy!(
+            policy,
+            zap::<Private, P>(mm, stay, range, range, How::remove(vma), &mut gather)
+        );
     }
     // Tables are freed only when no walker can find its way to them.
     for vma in vmas.iter() {
@@ -30,4 +33,6 @@ pub fn exit<P: RmapPlatform>(policy: &MapPolicy, mm: &Mm<P>) {
         free_tables(&mut vmas, all, &mut gather);
     }
     gather.finish();
+    drop(vmas);
+    mm.platform().anon_trees().forget_merged(mm.id());
 }

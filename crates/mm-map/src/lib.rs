@@ -1,4 +1,4 @@
-//! Changing address spaces: mmap, munmap, fork, mprotect, mremap, madvise, exit,
+//! Changing address spaces: mmap, munmap, fork, mprotect, mremap, madvise, mlock, exit,
 //! userfaultfd.
 //!
 //! # The problem
@@ -51,7 +51,7 @@
 //! # Not here
 //!
 //! Queues of userfaultfd events and its
-//! copies of pages, `MADV_FREE` and its relatives, NUMA hints, collapse, merging of equal pages.
+//! copies of pages, `MADV_FREE` and its relatives, NUMA hints.
 //!
 //! # Example
 //!
@@ -87,12 +87,15 @@
 extern crate alloc;
 
 mod advise;
+mod collapse;
 mod delayed;
 mod entry;
 mod error;
 mod exit;
 mod fork;
 mod guard;
+mod ksm;
+mod mlock;
 mod mmap;
 mod object;
 mod policy;
@@ -105,12 +108,18 @@ mod vmas;
 mod zap;
 
 pub use advise::{Advice, madvise};
+pub use collapse::{
+    CollapseError, CollapseFor, CollapseLimits, Collapsed, collapse_anon, collapse_object,
+    collapse_scan, map_collapsed,
+};
 pub use entry::{FolioGather, Unmapped};
 pub use error::{ForkError, MapError};
 pub use exit::exit;
 pub use fork::fork;
+pub use ksm::{Ksm, KsmPass, next_merged};
+pub use mlock::{LockWhen, mlock, munlock};
 pub use mmap::{mmap_anon, mmap_backing, munmap};
-pub use object::{evict_range, unmap_object};
+pub use object::{evict_range, split_cached, unmap_object};
 pub use policy::{Batching, MapPolicy};
 pub use protect::mprotect;
 pub use remap::{OldPlace, mremap_move, mremap_resize};

@@ -103,7 +103,10 @@ pub fn munmap<P: RmapPlatform>(
     let mut gather = Gather::new(mm.tables());
     for vma in vmas.overlapping(range) {
         let stay = vmas.stay();
-        by_policy!(policy, zap::<Live, P>(mm, stay, vma.range(), range, How::REMOVE, &mut gather));
+        by_policy!(
+            policy,
+            zap::<Live, P>(mm, stay, vma.range(), range, How::remove(vma), &mut gather)
+        );
     }
     remove_vmas(vmas, range, &mut gather);
     gather.finish();

@@ -12,9 +12,9 @@ use crate::policy::{MapPolicy, by_policy};
 use crate::zap::{Guards, How, Pages, zap};
 use core::ops::ControlFlow;
 use mm_arch::{Arch, Live, VirtRange};
-use mm_folio::{FileId, FolioLockGuard, FolioRef, FrameBytes, Get};
+use mm_folio::{FileId, FolioFlags, FolioLockGuard, FolioRef, FrameBytes, Get};
 use mm_pgtable::Gather;
-use mm_rmap::RmapPlatform;
+use mm_rmap::{RmapPlatform, SplitError, SplitFolio};
 use mm_vma::{Event, Observer, PageCache};
 
 /// Unmaps the `nr` pages from `first` on of an object from every mapping of it; private
@@ -27,10 +27,10 @@ pub fn unmap_object<P: RmapPlatform>(
     nr: u64,
     pages: Pages,
 ) {
-    let how = How { guards: Guards::Keep, pages };
     platform.file_trees().walk_range(id, first, nr, &mut |mm, visit| {
         if let Ok(range) = VirtRange::units(visit.va, visit.nr_pages, P::Arch::PAGE_SHIFT) {
             let mut gather = Gather::new(mm.tables());
+            let how = How { guards: Guards::Keep, pages, vma: visit.flags };
             by_policy!(policy, zap::<Live, P>(mm, visit.stay, range, range, how, &mut gather));
             gather.finish();
         }
@@ -77,6 +77,51 @@ pub fn evict_range<P: RmapPlatform>(policy: &MapPolicy, cache: &PageCache<P>, fi
         drop(locked);
         drop(own);
     }
+}
+
+/// Splits a locked folio of an object into folios of `order` (rules FOLIO-52..55). It is
+/// unmapped everywhere before; the next access finds its parts. What the caller holds goes
+/// on with the part that has page `keep`.
+///
+/// # Errors
+///
+/// If it cannot be split, or not now. It may be unmapped then.
+pub fn split_cached<'m, P: RmapPlatform>(
+    policy: &MapPolicy,
+    cache: &'m PageCache<P>,
+    folio: SplitFolio<'m, P>,
+    order: u32,
+    keep: u32,
+) -> (SplitFolio<'m, P>, Result<(), SplitError>) {
+    let whole = folio.own.folio();
+    let (from, nr) = (whole.order(), whole.nr_pages());
+    let observer = cache.platform().observer();
+    let known = i64::from(nr) + i64::from(whole.mapcount()) + i64::from(folio.own.n());
+    let refused = match whole.file() {
+        _ if order >= from => Some(SplitError::Order { from, to: order }),
+        Some((id, at)) if id == cache.id() && !whole.has(FolioFlags::WRITEBACK) => {
+            if i64::from(whole.refcount()) == known {
+                unmap_folio(policy, cache, &folio.locked, at);
+                None
+            } else {
+                Some(SplitError::Held)
+            }
+        }
+        // It has left its object, or is on its way to the store.
+        _ => Some(SplitError::Busy),
+    };
+    if let Some(error) = refused {
+        observer.event(Event::FolioSplitFailed, u64::from(from));
+        return (folio, Err(error));
+    }
+    let SplitFolio { locked, own } = folio;
+    let (own, locked, done) = cache.split(own, locked, order, keep);
+    let (event, result) = match done {
+        true => (Event::FolioSplit, Ok(())),
+        false => (Event::FolioSplitFailed, Err(SplitError::Held)),
+    };
+    observer.event(event, u64::from(from));
+    (SplitFolio { locked, own }, result)
 }
 
 fn unmap_folio<P: RmapPlatform>(

@@ -22,7 +22,7 @@ use mm_arch::{Arch, Entry, Level, Live, Liveness, Markers, NonPresent, VirtRange
 use mm_folio::FolioFlags;
 use mm_pgtable::{BatchLimit, LockedEntry, LockedPmd, LockedTable, SpanKind, TablesStay};
 use mm_rmap::{RmapPlatform, split_locked_pmd};
-use mm_vma::{Mm, RssKind, SlotRun, Vma, put_swap};
+use mm_vma::{Mm, RssKind, SlotRun, Vma, VmaFlags, munlock_unmapped, put_swap};
 
 /// What happens to guard markers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,13 +47,19 @@ pub enum Pages {
 pub(crate) struct How {
     pub guards: Guards,
     pub pages: Pages,
+    /// Flags of the mapping.
+    pub vma: VmaFlags,
 }
 
 impl How {
-    /// The mapping stays.
-    pub const DISCARD: How = How { guards: Guards::Keep, pages: Pages::All };
-    /// The mapping goes.
-    pub const REMOVE: How = How { guards: Guards::Drop, pages: Pages::All };
+    /// All of what `vma` maps; the mapping stays.
+    pub fn discard(vma: &Vma) -> Self {
+        How { guards: Guards::Keep, pages: Pages::All, vma: vma.flags() }
+    }
+    /// The same; the mapping goes.
+    pub fn remove(vma: &Vma) -> Self {
+        How { guards: Guards::Drop, ..How::discard(vma) }
+    }
 }
 
 /// Removes what `vma` maps in `range`: entries, mappings, counters. The
@@ -69,7 +75,7 @@ pub fn zap_range<'m, P: RmapPlatform>(
     range: VirtRange,
     gather: &mut FolioGather<'m, P>,
 ) {
-    by_policy!(policy, zap::<Live, P>(mm, stay, vma.range(), range, How::DISCARD, gather));
+    by_policy!(policy, zap::<Live, P>(mm, stay, vma.range(), range, How::discard(vma), gather));
 }
 
 pub(crate) fn zap<'m, B: Strategy, L: Liveness, P: RmapPlatform>(
@@ -183,6 +189,7 @@ fn zap_present<'m, B: Strategy, L: Liveness, P: RmapPlatform>(
         young |= old.is_young();
     });
     to.rss.add(RssKind::of(folio), n.get().into());
+    munlock_unmapped(how.vma, folio);
     if !folio.is_anon() {
         // The entries were all that knew (rules ZAP-02, FOLIO-45).
         if young {
@@ -274,7 +281,7 @@ fn zap_pmd<'m, P: RmapPlatform>(
         return;
     }
     if of_object && seen.is_leaf(Level::Pmd) {
-        // One leaf, and maybe dirty: taken away behind a flush of its own.
+        // What a leaf of an object mapped is munlocked as it goes. One leaf, and maybe dirty: taken away behind a flush of its own.
         return split_locked_pmd(mm, pmd);
     }
     let old = pmd.swap(E::<P>::NONE, gather.owed());
@@ -286,6 +293,7 @@ fn zap_pmd<'m, P: RmapPlatform>(
     if old.is_leaf(Level::Pmd) {
         if let Some(folio) = counted_folio(mm, old, Level::Pmd) {
             folio.remove_pmd(mm.id());
+            munlock_unmapped(how.vma, folio);
             mm.counters().sub(RssKind::Anon, pmd_pages::<P>());
             gather.park(owned(mm, folio, 0, NonZeroU32::MIN));
         }

@@ -376,6 +376,29 @@ impl<S: TableSpace> PageTables<S> {
         }
     }
 
+    /// Locks the PTE table in `frame`, which was linked at `va` and is not any more: for
+    /// whoever took the link away, and puts it back or gives the table another use.
+    ///
+    /// # Safety
+    ///
+    /// The caller took the table out of this tree, at `va`, and is the only one who may
+    /// link, deposit or free it. No lockless walker is left that found it there.
+    pub unsafe fn lock_detached<'g>(
+        &'g self,
+        frame: TableFrame,
+        va: VirtAddr,
+    ) -> LockedTable<'g, S> {
+        let base = va.align_down(S::Arch::shift(Level::Pmd));
+        // SAFETY: not freed before the caller says so; before the lock is held only the
+        // descriptor is used.
+        let pinned: View<'g, S, Pinned> =
+            unsafe { View::new(&self.space, frame, Level::Pte, base) };
+        let guard = pinned.desc().lock().lock();
+        // SAFETY: same table; its lock is held by `guard`.
+        let view = unsafe { View::<S, Held>::new(&self.space, frame, Level::Pte, base) };
+        LockedTable::new(self, view, guard)
+    }
+
     /// Locks the PTE table that covers `va`, making what is missing.
     ///
     /// # Errors

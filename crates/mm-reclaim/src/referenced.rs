@@ -1,7 +1,7 @@
 //! Aging: who used a folio since reclaim last asked.
 
 use crate::policy::{Strategy, by_policy};
-use crate::unmap::{Seen, mlock, seen_whole};
+use crate::unmap::{Seen, seen_whole};
 use crate::{ReclaimOf, UnmapPolicy};
 use core::ops::ControlFlow;
 use mm_arch::respect::NOTHING;
@@ -98,7 +98,7 @@ impl<P: RmapPlatform> Scan<'_, '_, P> {
         if visit.flags.contains(VmaFlags::LOCKED) {
             return match seen_whole(self.folio, walk) {
                 Seen::Whole => {
-                    mlock(self.folio);
+                    self.folio.mlock();
                     self.locked = true;
                     ControlFlow::Break(())
                 }

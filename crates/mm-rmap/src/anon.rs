@@ -2,6 +2,7 @@
 
 use crate::RmapPlatform;
 use crate::grove::{Grove, Own};
+use crate::merged::MergedPages;
 use mm_arch::{VirtAddr, VirtRange};
 use mm_folio::{AllocError, AnonId, MmId};
 use mm_sync::{ReadGuard, RwLock, WriteGuard};
@@ -31,6 +32,8 @@ const NR_LOCKS: usize = 1 << LOCK_BITS;
 /// anonymous memory on behalf of this thread.
 pub struct AnonTrees<P: Platform> {
     groves: [RwLock<P::MmapLock, Grove<P>>; NR_LOCKS],
+    /// Taken outside of the locks of the trees.
+    pub(crate) merged: RwLock<P::MmapLock, MergedPages>,
 }
 
 /// Keeps walks away from the trees of one VMA while its entries move.
@@ -80,7 +83,10 @@ fn could_be_one(lower: &Vma, upper: &Vma) -> bool {
 impl<P: RmapPlatform> AnonTrees<P> {
     /// No trees.
     pub fn new() -> Self {
-        AnonTrees { groves: core::array::from_fn(|_| RwLock::new(Grove::new())) }
+        AnonTrees {
+            groves: core::array::from_fn(|_| RwLock::new(Grove::new())),
+            merged: RwLock::new(MergedPages::new()),
+        }
     }
     /// The grove of a tree, and the tree's number in it.
     pub(crate) fn read(&self, id: AnonId) -> (Reading<'_, P>, u32) {

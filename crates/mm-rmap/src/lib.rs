@@ -47,6 +47,10 @@
 //! the lock of the trees alone, since the leaf says all that the PTEs need to know. A
 //! leaf of a file is taken away: the next fault finds the page again.
 //!
+//! # Merged pages
+//!
+//! A page merged by content belongs to no tree: it keeps a list of [places](MergedPlace).
+//!
 //! # Migration and the splitting of folios
 //!
 //! [`suspend_mappings`] replaces every mapping of a folio by a migration entry, which says
@@ -70,10 +74,6 @@
 //!         PMD table lock, PTE table lock
 //!           counts lock of a folio
 //! ```
-//!
-//! # Not here
-//!
-//! Merged pages.
 //!
 //! # Example
 //!
@@ -115,10 +115,12 @@ extern crate alloc;
 
 mod anon;
 mod audit;
+mod deferred;
 mod file;
 mod grove;
 mod links;
 mod mapped_walk;
+mod merged;
 mod migrate;
 mod mkclean;
 #[cfg(feature = "model")]
@@ -134,8 +136,10 @@ mod zero;
 
 pub use anon::{AnonTrees, WalksExcluded};
 pub use audit::{GraphFault, MapcountFault};
+pub use deferred::{DeferredPass, split_deferred};
 pub use file::{FileTrees, FileWalksExcluded};
 pub use mapped_walk::{Hit, Lookup, MappedWalk, Peek, PteHit, Seek, Strict};
+pub use merged::MergedPlace;
 pub use migrate::{MigrationError, migrate_folio};
 pub use mkclean::mkclean;
 pub use policy::Batching;
@@ -148,7 +152,6 @@ pub use vmas::{
     vma_resized,
 };
 pub use walk::{Visit, Visitor, WalkEnd};
-pub use zero::is_zero_filled;
 
 use mm_vma::Platform;
 

@@ -188,6 +188,8 @@ fn take_file_pmd<P: RmapPlatform>(mm: &Mm<P>, mut locked: LockedPmd<'_, P>) {
     }
     let kind = RssKind::of(folio);
     folio.remove_pmd(mm.id());
+    // Too eager if the mapping is not locked, or another one is (rule RMAP-06).
+    folio.munlock();
     mm.counters().sub(kind, 1 << P::Arch::order(Level::Pmd));
     drop(locked);
     mm.platform().observer().event(Event::PmdSplit, 1);

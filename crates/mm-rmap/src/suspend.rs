@@ -379,7 +379,7 @@ impl StandIn {
         e = if self.bits.soft_dirty { e.mksoft_dirty() } else { e.clear_soft_dirty() };
         if self.bits.uffd_wp {
             e.mkuffd_wp()
-        } else if self.kind == MigrationKind::Write {
+        } else if self.kind == MigrationKind::Write || mm_sync::mutant!("rmap.resume.by_mapping") {
             e.mkwrite(rights.write_kind())
         } else {
             e

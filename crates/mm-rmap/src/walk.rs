@@ -67,6 +67,9 @@ impl<P: RmapPlatform> AnonTrees<P> {
     /// locks. A VMA whose address space is being torn down is skipped.
     pub fn walk(&self, folio: Folio<'_, P>, visit: &mut Visitor<'_, P>) -> WalkEnd {
         let Some((id, index)) = folio.anon() else { return WalkEnd::Unmapped };
+        if folio.has(FolioFlags::KSM) {
+            return self.walk_merged(folio, visit);
+        }
         let (grove, tree) = self.read(id);
         Self::visit_all(&grove, tree, folio, index, visit)
     }
@@ -75,6 +78,9 @@ impl<P: RmapPlatform> AnonTrees<P> {
     /// other folios.
     pub fn try_walk(&self, folio: Folio<'_, P>, visit: &mut Visitor<'_, P>) -> WalkEnd {
         let Some((id, index)) = folio.anon() else { return WalkEnd::Unmapped };
+        if folio.has(FolioFlags::KSM) {
+            return self.walk_merged(folio, visit);
+        }
         let Some((grove, tree)) = self.try_read(id) else { return WalkEnd::Contended };
         Self::visit_all(&grove, tree, folio, index, visit)
     }

@@ -4,15 +4,9 @@ use crate::RmapPlatform;
 use mm_arch::{Arch, Entry, Level, Pfn, SwapBits};
 use mm_folio::{Folio, FolioFlags, FrameBytes};
 use mm_pgtable::{LockedTable, TableSpace};
-use mm_vma::{Mm, Platform, RssKind, VmaFlags, VmaRights};
+use mm_vma::{Mm, RssKind, VmaFlags, VmaRights};
 
 type E<P> = <<P as TableSpace>::Arch as Arch>::Entry;
-
-/// Whether a page holds nothing but zeros.
-pub fn is_zero_filled<P: Platform>(platform: &P, pfn: Pfn) -> bool {
-    let words = (1usize << P::Arch::PAGE_SHIFT) / 8;
-    (0..words).all(|w| platform.bytes().load(pfn, w * 8) == 0)
-}
 
 /// Puts the zero page in the place of the migration entry at `index`, which stands for
 /// `pfn` of `folio`, if that holds zeros and the mapping may have it (rule FOLIO-56);
@@ -33,7 +27,7 @@ pub(crate) fn map_zero_page<P: RmapPlatform>(
         || folio.is_large()
         || folio.flags().intersects(FolioFlags::MLOCKED | FolioFlags::HWPOISON)
         || rights.flags.intersects(VmaFlags::LOCKED | VmaFlags::SHARED);
-    if stays || !is_zero_filled(platform, pfn) {
+    if stays || !platform.bytes().is_zero(pfn) {
         return false;
     }
     let prot = P::Arch::prot(rights.protection());

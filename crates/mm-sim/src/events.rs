@@ -59,6 +59,7 @@ pub struct EventCounts {
     pub pages_swapped_out: Counter,
     pub zero_pages_swapped_in: Counter,
     pub zero_pages_swapped_out: Counter,
+    pub collapse_alloc: [Counter; MAX_ORDERS],
 }
 
 impl Observer for EventCounts {
@@ -98,6 +99,7 @@ impl Observer for EventCounts {
             Event::PagesSwappedOut => self.pages_swapped_out.add(nr),
             Event::ZeroPagesSwappedIn => self.zero_pages_swapped_in.add(nr),
             Event::ZeroPagesSwappedOut => self.zero_pages_swapped_out.add(nr),
+            Event::CollapseAlloc => by_order(&self.collapse_alloc),
         }
     }
 }

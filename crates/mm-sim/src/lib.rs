@@ -54,8 +54,8 @@
 //!
 //! # Not here
 //!
-//! Swap, KSM and memory locks: an operation of a scenario
-//! that needs them is [`RunError::NotBuilt`]. Time: nothing is ever slow.
+//! An operation of a scenario that is not built is [`RunError::NotBuilt`]. Time: nothing is
+//! ever slow.
 //!
 //! # Example
 //!
@@ -110,5 +110,5 @@ pub use ram::{POISON, Ram};
 pub use run::{
     BlockCounts, Feature, RunError, RunOptions, capabilities, run, run_counting, run_dumping,
 };
-pub use syscalls::{Pinned, RemoteError};
+pub use syscalls::{MlockError, Pinned, RemoteError};
 pub use tables::FrameTables;

@@ -1,12 +1,13 @@
-//! Moving memory out of the way.
+//! Moving memory out of the way, splitting and merging it.
 
-use crate::Host;
 use crate::events::Events;
+use crate::{Host, Process};
 use mm_arch::Arch;
-use mm_folio::{FolioRef, Get};
+use mm_folio::{AllocError, FolioRef, Get};
 use mm_gup::{MigrateError, Migrator};
-use mm_rmap::{MigrationError, migrate_folio};
-use mm_vma::Backing;
+use mm_map::{Ksm, KsmPass, split_cached};
+use mm_rmap::{MigrationError, SplitError, SplitFolio, migrate_folio, split_anon_folio};
+use mm_vma::Platform;
 
 /// How often a folio is asked to move that somebody else uses for the moment.
 const TRIES: u32 = 10;
@@ -19,11 +20,50 @@ impl<A: Arch, O: Events> Host<A, O> {
     ///
     /// If it cannot be moved, or somebody else holds it.
     pub fn migrate(&self, own: &FolioRef<'_, Self, Get>) -> Result<(), MigrationError> {
-        let object = own.folio().file().and_then(|(id, _)| {
-            self.objects().alive().into_iter().find(|o| Backing::id(&**o) == id)
-        });
+        let object = own.folio().file().and_then(|(id, _)| self.objects().find(id));
         let cache = object.as_deref().map(|o| o.cache());
         migrate_folio(self, own, cache, self.policy().map.suspend)
+    }
+}
+
+impl<A: Arch, O: Events> Host<A, O> {
+    /// Splits a folio into folios of `order`, as the interface for tests does; `own` are all
+    /// references that the caller has of it.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be split, or somebody else holds it.
+    pub fn split(&self, own: FolioRef<'_, Self, Get>, order: u32) -> Result<(), SplitError> {
+        let policy = self.policy().map;
+        let folio = own.folio();
+        let locked = folio.lock();
+        let object = folio.file().and_then(|(id, _)| self.objects().find(id));
+        let map = self.memmap();
+        // Only for as long as this call: the references are of this map.
+        let split = SplitFolio { locked, own };
+        let (rest, result) = match &object {
+            Some(object) => split_cached(&policy, object.cache(), split, order, 0),
+            None => split_anon_folio(self, map, split, order, 0, policy.suspend),
+        };
+        drop(rest.locked);
+        drop(rest.own);
+        result
+    }
+}
+
+impl<A: Arch, O: Events> Host<A, O> {
+    /// One pass of a scanner for equal pages over `processes`, in this order.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory to remember pages.
+    pub fn ksm_pass<'p>(
+        &self,
+        ksm: &mut Ksm<Self>,
+        processes: impl IntoIterator<Item = &'p Process<A, O>>,
+    ) -> Result<KsmPass, AllocError> {
+        let spaces: Vec<_> = processes.into_iter().map(Process::shared_mm).collect();
+        ksm.scan(&self.policy().map, &spaces)
     }
 }
 

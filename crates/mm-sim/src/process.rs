@@ -2,10 +2,10 @@
 
 use crate::events::{EventCounts, Events};
 use crate::{CpuAccess, Host, PageFault};
-use mm_arch::{AccessKind, Arch, Tlb, VirtAddr, VirtRange};
+use mm_arch::{AccessKind, Arch, Entry, Level, NonPresent, Tlb, VirtAddr, VirtRange};
 use mm_fault::{FaultFlags, FaultOutcome, FaultPolicy, FaultSignal, UserFault, handle_fault};
 use mm_map::{MapError, WpChange};
-use mm_pgtable::TableSpace;
+use mm_pgtable::{LockedEntry, TableSpace};
 use mm_sync::Quiescence;
 use mm_vma::{Mm, MmRead};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -74,6 +74,10 @@ impl<A: Arch, O: Events> Process<A, O> {
     pub(crate) fn new(mm: Arc<Mm<Host<A, O>>>, cpu: usize) -> Self {
         Process { mm, cpu, faults: Mutex::default(), user_faults: Mutex::default() }
     }
+    /// The address space, kept for somebody who works on several.
+    pub(crate) fn shared_mm(&self) -> Arc<Mm<Host<A, O>>> {
+        self.mm.clone()
+    }
     /// The address space.
     pub fn mm(&self) -> &Mm<Host<A, O>> {
         &self.mm
@@ -139,13 +143,32 @@ impl<A: Arch, O: Events> Process<A, O> {
         f: impl FnOnce(&AtomicU64) -> R + Copy,
     ) -> Result<R, AccessError> {
         let (cpus, tables) = (self.host().cpus(), self.mm.tables());
-        for _ in 0..MAX_FAULTS {
+        let mut faults = 0;
+        while faults < MAX_FAULTS {
             match cpus.access(self.cpu, tables.id(), tables.root(), va, access, f) {
                 Ok(r) => return Ok(r),
                 Err(fault) => self.fault(fault)?,
             }
+            // However long somebody moves the page, the access waits (rule MIGR-04).
+            if faults >= MAX_FAULTS / 2 && self.is_moving(va) {
+                std::thread::yield_now();
+            } else {
+                faults += 1;
+            }
         }
         Err(AccessError::Stuck(PageFault { va, access }))
+    }
+
+    /// Whether the page is on its way elsewhere.
+    fn is_moving(&self, va: VirtAddr) -> bool {
+        let vmas = self.mm.read();
+        let moving =
+            |e: A::Entry, level| matches!(e.nonpresent(level), Some(NonPresent::Migration { .. }));
+        match self.mm.tables().lock_entry(vmas.stay(), va) {
+            LockedEntry::Hole => false,
+            LockedEntry::Huge(pmd) => moving(pmd.entry(), Level::Pmd),
+            LockedEntry::Table(table) => moving(table.get(table.index_of(va)), Level::Pte),
+        }
     }
 
     /// Handles a page fault of this process's CPU.

@@ -51,6 +51,7 @@ extern crate alloc;
 mod backing;
 mod counters;
 mod flags;
+mod mlock;
 mod mm;
 #[cfg(any(test, feature = "model"))]
 pub mod model;
@@ -66,6 +67,7 @@ mod writable;
 pub use backing::{Backing, BackingError, BackingKind, FoundPage, PageRequest};
 pub use counters::{MmCounters, RssKind};
 pub use flags::VmaFlags;
+pub use mlock::{NEVER_LOCKED, mlock_mapped, munlock_unmapped};
 pub use mm::{Mm, MmError, MmRead, MmWrite};
 pub use mm_pgtable::TablesStay;
 pub use page_cache::{InsertError, PageCache};

@@ -255,6 +255,68 @@ impl<P: Platform> PageCache<P> {
         old.unfreeze(own);
         true
     }
+    /// Puts `new`, whose first page belongs at `first`, in the place of all folios that lie
+    /// where its pages belong: the locked ones `old`, which nothing maps. It gets their
+    /// content, and zeros where there is a hole. Of the old ones one reference each is
+    /// left, the caller's. `false` if somebody else holds one of them, or other ones are
+    /// there: everything is as it was then.
+    ///
+    /// Content is copied under the lock of the cache, as in [`replace`](Self::replace).
+    pub fn gather(
+        &self,
+        first: u64,
+        old: &[FolioLockGuard<'_, P>],
+        new: &FolioLockGuard<'_, P>,
+    ) -> bool {
+        let new = new.folio();
+        let nr = u64::from(new.nr_pages());
+        let mut slots = self.slots.lock();
+        let at = position(&slots, first);
+        let there = slots[at..].iter().take_while(|s| s.first < first + nr);
+        let expected = old.iter().map(|o| o.folio());
+        let same = there.clone().map(|s| s.head).eq(expected.map(|f| f.head()));
+        let (from, count) = (slots.get(at).map(|s| s.first), there.count());
+        if !same || from.is_none_or(|from| from < first) {
+            return false;
+        }
+        let Ok(refs) = new.grab::<Get>(new.nr_pages()) else { return false };
+        let frozen = old.iter().take_while(|o| {
+            let folio = o.folio();
+            folio.mapcount() == 0
+                && !folio.has(FolioFlags::WRITEBACK)
+                && folio.freeze(folio.nr_pages() + 1)
+        });
+        let frozen = frozen.count();
+        if frozen < old.len() {
+            for folio in old[..frozen].iter().map(|o| o.folio()) {
+                folio.unfreeze(folio.nr_pages() + 1);
+            }
+            return false;
+        }
+        let bytes = self.platform.bytes();
+        let mut page = 0;
+        let mut flags = FolioFlags::empty();
+        for (slot, folio) in slots[at..at + count].iter().zip(old.iter().map(|o| o.folio())) {
+            let offset = (slot.first - first) as u32;
+            bytes.zero(new.page(page), u64::from(offset - page));
+            for i in 0..folio.nr_pages() {
+                bytes.copy(new.page(offset + i), folio.page(i));
+            }
+            page = offset + folio.nr_pages();
+            flags |= folio.flags() & FolioFlags::MOVES;
+        }
+        bytes.zero(new.page(page), nr - u64::from(page));
+        new.set_flag(flags | FolioFlags::LRU);
+        new.set_file(self.id, first);
+        slots[at] = Slot { first, nr, head: new.head() };
+        slots.drain(at + 1..at + count);
+        refs.hand_over();
+        for folio in old.iter().map(|o| o.folio()) {
+            folio.clear_file();
+            folio.unfreeze(1);
+        }
+        true
+    }
     /// Gives back what the cache owned of a folio that is not in it any more.
     fn let_go(&self, folio: Folio<'_, P>) {
         let run = FolioRun::new(folio.head(), 0, folio.nr_pages());

@@ -70,6 +70,8 @@ pub enum Event {
     LazyFree,
     /// Pages of these that were freed without being written.
     LazyFreed,
+    /// Folios that pages were collapsed into; the number is the order.
+    CollapseAlloc,
 }
 
 /// Hears of events. `()` hears nothing and costs nothing.

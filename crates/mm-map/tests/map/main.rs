@@ -7,8 +7,10 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod batching;
+mod collapse;
 mod failures;
 mod fork;
+mod mlock;
 mod remap;
 mod swap;
 mod uffd;

@@ -150,7 +150,7 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
                 Seen::Nothing => ControlFlow::Continue(()),
                 seen => {
                     if seen == Seen::Whole {
-                        mlock(self.folio);
+                        self.folio.mlock();
                     }
                     self.kept = Some(Kept::Locked);
                     ControlFlow::Break(())
@@ -285,9 +285,4 @@ pub(crate) fn seen_whole<P: RmapPlatform, L: Lookup>(
         n if n == u64::from(folio.nr_pages()) && !walk.crossed_table() => Seen::Whole,
         _ => Seen::Part,
     }
-}
-
-/// All of the folio is in a locked mapping: it stays in memory.
-pub(crate) fn mlock<P: Platform>(folio: Folio<'_, P>) {
-    folio.set_flag(FolioFlags::MLOCKED | FolioFlags::UNEVICTABLE);
 }

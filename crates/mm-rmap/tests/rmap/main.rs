@@ -3,6 +3,7 @@
 
 mod graph;
 mod migrate;
+mod mkclean;
 mod proofs;
 mod split_folio;
 mod split_pmd;

@@ -3,9 +3,9 @@
 use crate::world::*;
 use mm_arch::model::{ModelCont, ModelPair, ModelWord};
 use mm_arch::{Arch, Entry, Level, Pfn};
-use mm_folio::{FolioFlags, FrameBytes, Get, Pin};
+use mm_folio::{FolioFlags, FrameBytes, Get, Pin, QueueReason};
 use mm_pgtable::TableSpace;
-use mm_rmap::{Batching, SplitError, SplitFolio, split_anon_folio};
+use mm_rmap::{Batching, DeferredPass, SplitError, SplitFolio, split_anon_folio, split_deferred};
 use mm_vma::{Event, Mm, Platform, RssKind};
 use mm_x86::X86_64;
 
@@ -209,6 +209,96 @@ fn zeros_become_the_zero_page_and_unmapped_pages_go() {
     check(&p);
     exit(mm);
     assert_eq!(p.folios_in_use(), 0);
+}
+
+/// Rules: FOLIO-57, FOLIO-22, FOLIO-23, F-RACE-30.
+#[test]
+fn folios_that_wait_for_a_split_get_one() {
+    type A = ModelWord<16>;
+    for batching in BOTH {
+        let p = machine_of::<A>();
+        let mm = space(&p);
+        mmap(&mm, 0, 64);
+        let pfns = [0, 16, 32].map(|page| fault::<A>(&mm, page, 4).expect("mapped"));
+        for (page, pfn) in [0, 16, 32].into_iter().zip(pfns) {
+            fill(&p, pfn, 16);
+            munmap(&mm, page + 3, 1);
+        }
+        assert_eq!(p.memmap().deferred_len(), 3);
+        // One is locked, one is held, one can be split.
+        let lock = p.memmap().folio(pfns[0]).lock();
+        let held = p.memmap().folio(pfns[1]).grab::<Get>(1).expect("room");
+        let pass = split_deferred(&p, 8, 16, batching);
+        assert_eq!(pass, DeferredPass { split: 1, requeued: 2, kept: 0 });
+        assert_eq!(p.memmap().deferred_len(), 2);
+        assert_eq!(p.memmap().folio(pfns[2]).order(), 0);
+        let stats = &p.memmap().stats().order[4];
+        assert_eq!(stats.nr_anon_partially_mapped.get(), 2);
+        drop((lock, held));
+        // One goes away by itself.
+        munmap(&mm, 0, 16);
+        let pass = split_deferred(&p, 8, 16, batching);
+        assert_eq!(pass, DeferredPass { split: 1, requeued: 0, kept: 0 });
+        assert_eq!((p.memmap().deferred_len(), p.folios_in_use()), (0, 30));
+        check(&p);
+        exit(mm);
+        assert_eq!(p.folios_in_use(), 0);
+    }
+}
+
+/// Rules: FOLIO-24, FOLIO-56, S-SP5.
+#[test]
+fn mostly_empty_folios_are_split_and_busy_ones_are_not() {
+    type A = ModelWord<16>;
+    let n = per_pmd::<A>();
+    let p = machine_of::<A>();
+    let mm = space(&p);
+    mmap(&mm, 0, 8 * n);
+    let pfns: Vec<_> = (0..3).map(|k| fault_pmd::<A>(&mm, k * n).expect("mapped")).collect();
+    for pfn in &pfns {
+        p.memmap().folio(*pfn).queue_deferred(QueueReason::MaybeUnderused);
+        p.bytes().zero(*pfn, n);
+    }
+    // One page of the first is in use, all of the second; the third is locked in memory.
+    p.bytes().store(pfns[0].add(5), 0, 1);
+    fill(&p, pfns[1], n);
+    p.memmap().folio(pfns[2]).mlock();
+    let pass = split_deferred(&p, 8, 4, Batching::Batched);
+    assert_eq!(pass, DeferredPass { split: 1, requeued: 0, kept: 2 });
+    assert_eq!(p.memmap().deferred_len(), 0, "those are not asked again");
+    assert_eq!(mm.counters().get(RssKind::Anon), 2 * n + 1);
+    assert_eq!(frame_at::<A>(&mm, 5), pfns[0].add(5));
+    assert!((0..n).filter(|k| *k != 5).all(|k| entry::<A>(&mm, k).is_special()));
+    assert!(entry::<A>(&mm, n).is_leaf(Level::Pmd) && entry::<A>(&mm, 2 * n).is_leaf(Level::Pmd));
+    assert_eq!(p.folios_in_use(), 3);
+    p.memmap().folio(pfns[2]).munlock();
+    check(&p);
+    exit(mm);
+    assert_eq!(p.folios_in_use(), 0);
+}
+
+/// Rules: S-TS1, FOLIO-08.
+#[test]
+fn a_loop_that_leaves_one_page_of_each_folio_stays_bounded() {
+    type A = ModelWord<16>;
+    let n = per_pmd::<A>();
+    let p = machine_of::<A>();
+    let mm = space(&p);
+    mmap(&mm, 0, 4 * n);
+    for round in 0..100 {
+        let Some(pfn) = fault::<A>(&mm, n, 4) else { panic!("memory ran out in round {round}") };
+        fill(&p, pfn, n);
+        munmap(&mm, n, n - 1);
+        mmap(&mm, n, n - 1);
+        assert!(p.memmap().deferred_len() <= 1);
+        split_deferred(&p, 1, 4, Batching::PerPage);
+        assert_eq!((p.memmap().deferred_len(), p.folios_in_use()), (0, 1), "round {round}");
+        munmap(&mm, 2 * n - 1, 1);
+        mmap(&mm, 2 * n - 1, 1);
+        mm_rmap::merge_vmas(&mut mm.write(), pages::<A>(0, 4 * n));
+    }
+    check(&p);
+    exit(mm);
 }
 
 /// Rules: S-SP2, MREMAP-04.

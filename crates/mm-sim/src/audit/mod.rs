@@ -14,6 +14,7 @@
 //! | caches | translations of freed frames and tables, or wider than the entry | INV-9 |
 //! | tables | entry counts, and tables that nobody links | |
 //! | trees | pages that the reverse map would not find | RMAP-27..29 |
+//! | locks | folios kept in memory that no locked mapping shows | RMAP-06 |
 //! | objects | pages of files in the wrong place or behind the end, stores that nobody hears of | FILE-05, FILE-08 |
 //! | swap | slots that entries do not account for, exclusive entries of shared slots | SWAP-02, SWPI-07 |
 //! | content | words that are not what was stored ([`Shadow`]) | |
@@ -147,6 +148,12 @@ pub enum AuditViolation {
         space: SpaceId,
         /// First address of the mapping.
         va: VirtAddr,
+    },
+    /// A folio is kept in memory that no locked mapping shows (RMAP-06).
+    #[error("folio {head} is locked in memory for nobody")]
+    LockedForNobody {
+        /// The folio.
+        head: Pfn,
     },
     /// The anonymous trees are broken.
     #[error("anonymous trees: {0:?}")]

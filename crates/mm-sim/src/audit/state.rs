@@ -29,6 +29,8 @@ struct Seen<A: Arch> {
     shown: Vec<(FileId, MmId, VirtRange, u64)>,
     /// Entries by the swap slot that they count on.
     slots: BTreeMap<SwapSlot, u32>,
+    /// Folios that locked mappings show.
+    locked: BTreeSet<Pfn>,
     tables: usize,
     found: Vec<AuditViolation>,
 }
@@ -49,6 +51,7 @@ pub fn audit<'a, A: Arch, O: Events>(
         mapped: BTreeSet::new(),
         shown: Vec::new(),
         slots: BTreeMap::new(),
+        locked: BTreeSet::new(),
         tables: 0,
         found: host.cpus().audit().into_iter().map(AuditViolation::from).collect(),
     };
@@ -59,6 +62,11 @@ pub fn audit<'a, A: Arch, O: Events>(
     seen.objects(host);
     seen.swap(host);
     seen.dirt(host);
+    for folio in host.memmap().alive().filter(|f| f.has(FolioFlags::MLOCKED)) {
+        if !seen.locked.contains(&folio.head()) {
+            seen.found.push(AuditViolation::LockedForNobody { head: folio.head() });
+        }
+    }
     if seen.tables != host.tables().in_use() {
         let got = host.tables().in_use();
         seen.found.push(AuditViolation::Tables { expected: seen.tables, got });
@@ -215,6 +223,9 @@ impl<A: Arch> Seen<A> {
             self.dirty.extend((0..pages).map(|i| pfn.add(i)));
         }
         self.mapped.insert(pfn);
+        if vma.flags().contains(VmaFlags::LOCKED) {
+            self.locked.insert(map.folio(pfn).head());
+        }
         Some(RssKind::of(map.folio(pfn)))
     }
 

@@ -99,6 +99,10 @@ impl<A: Arch, O: Events> Objects<A, O> {
         all.retain(|o| o.strong_count() > 0);
         all.push(object);
     }
+    /// The object of a name, if it is alive.
+    pub fn find(&self, id: FileId) -> Option<Arc<dyn Object<A, O>>> {
+        self.alive().into_iter().find(|o| Backing::id(&**o) == id)
+    }
     /// Those that are alive.
     pub fn alive(&self) -> Vec<Arc<dyn Object<A, O>>> {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);

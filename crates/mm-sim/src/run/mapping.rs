@@ -1,10 +1,10 @@
 //! Operations on mappings and processes.
 
 use super::{Outcome, Runner, Step};
-use crate::RunError;
 use crate::events::Events;
+use crate::{MlockError, RunError};
 use mm_arch::{AccessKind, Arch, Rights, VirtAddr, VirtRange};
-use mm_map::{ForkError, MapError, OldPlace, WpChange};
+use mm_map::{ForkError, Ksm, LockWhen, MapError, OldPlace, WpChange};
 use mm_reclaim::AdviceError;
 use mm_scenario::{
     Advice, Line, MapSource, Op, ProcId, Prot, Range, RegionId, Sharing, UffdAction, UffdMode,
@@ -104,6 +104,10 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             let r = self.proc(proc)?.process.populate(range, access);
             return self.done(line, r, |e| e.errno());
         }
+        if advice == Advice::Collapse {
+            let r = self.proc(proc)?.process.collapse(range);
+            return self.done(line, r, |e| e.errno());
+        }
         let process = &self.proc(proc)?.process;
         let reclaim = match advice {
             Advice::Free => Some(process.madvise_free(range)),
@@ -126,6 +130,8 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             Advice::DoFork => mm_map::Advice::DoFork,
             Advice::WipeOnFork => mm_map::Advice::WipeOnFork,
             Advice::KeepOnFork => mm_map::Advice::KeepOnFork,
+            Advice::Mergeable => mm_map::Advice::Mergeable,
+            Advice::Unmergeable => mm_map::Advice::Unmergeable,
             Advice::GuardInstall => mm_map::Advice::GuardInstall,
             Advice::GuardRemove => mm_map::Advice::GuardRemove,
             _ => return Err(self.not_built(line)),
@@ -135,6 +141,26 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             self.shadow.forget(proc.index() as u32, range);
         }
         self.done(line, r, MapError::errno)
+    }
+    pub(super) fn mlock(&mut self, line: &Line, proc: ProcId, range: Range, onfault: bool) -> Step {
+        let when = if onfault { LockWhen::Touched } else { LockWhen::Now };
+        let r = self.proc(proc)?.process.mlock(self.span(range)?, when);
+        self.done(line, r, MlockError::errno)
+    }
+    pub(super) fn munlock(&mut self, line: &Line, proc: ProcId, range: Range) -> Step {
+        let r = self.proc(proc)?.process.munlock(self.span(range)?);
+        self.done(line, r, MapError::errno)
+    }
+    /// ksmd comes to all processes in the order in which they were made.
+    pub(super) fn ksm_scan(&mut self, line: &Line, scans: u32) -> Step {
+        let mut ksm = Ksm::new();
+        for _ in 0..scans {
+            let processes = self.procs.values().map(|p| &p.process);
+            if self.host().ksm_pass(&mut ksm, processes).is_err() {
+                return Ok(self.refused(line, "ENOMEM"));
+            }
+        }
+        Ok(Outcome::Silent)
     }
     pub(super) fn clear_refs(&mut self, line: &Line, proc: ProcId) -> Step {
         let r = self.proc(proc)?.process.clear_soft_dirty();

@@ -422,7 +422,9 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
                 self.dwrite(line, *proc, *range, *file, *file_page)
             }
             Op::Swap { pages } => self.swap(line, *pages),
-            Op::Mlock { .. } | Op::Munlock { .. } | Op::Ksmscan { .. } => Err(self.not_built(line)),
+            Op::Mlock { proc, range, onfault } => self.mlock(line, *proc, *range, *onfault),
+            Op::Munlock { proc, range } => self.munlock(line, *proc, *range),
+            Op::Ksmscan { scans } => self.ksm_scan(line, *scans),
         }
     }
 

@@ -42,7 +42,8 @@ const SIZED: [SizeCounter; 11] = [
     SizeCounter::SwapOut,
     SizeCounter::SwapOutFallback,
 ];
-const GLOBAL: [GlobalCounter; 11] = [
+const GLOBAL: [GlobalCounter; 12] = [
+    GlobalCounter::CollapseAlloc,
     GlobalCounter::SplitPage,
     GlobalCounter::SplitPmd,
     GlobalCounter::DeferredSplitPage,
@@ -94,6 +95,7 @@ pub(super) fn counters<A: Arch, O: Events>(machine: &Host<A, O>) -> BTreeMap<Sta
     }
     let pmd = A::order(Level::Pmd) as usize;
     let global = [
+        events.collapse_alloc[pmd].get(),
         events.folio_split[pmd].get(),
         events.pmd_split.get(),
         folios.order[pmd].split_deferred.get(),

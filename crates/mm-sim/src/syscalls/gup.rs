@@ -6,7 +6,9 @@ use crate::{Host, Process};
 use mm_arch::{AccessKind, Arch, Pfn, VirtAddr, VirtRange};
 use mm_fault::{FaultFlags, FaultOutcome, handle_fault};
 use mm_folio::{FolioFlags, FolioRun, FrameBytes};
-use mm_gup::{FaultError, FaultHandler, Gup, GupError, GupFault, GupFlags, Resolved, Runs};
+use mm_gup::{
+    FaultError, FaultHandler, Gup, GupError, GupFault, GupFlags, OnError, Resolved, Runs,
+};
 use mm_vma::{MmRead, Platform};
 
 /// Resolves faults for GUP and counts them for the process.
@@ -172,6 +174,14 @@ impl<A: Arch, O: Events> Process<A, O> {
     pub fn populate(&self, range: VirtRange, access: AccessKind) -> Result<(), GupError> {
         let nr = range.nr(A::PAGE_SHIFT) as usize;
         self.with_gup(|gup| gup.populate(range.start(), nr, access))
+    }
+    /// What `mlock` and `MAP_POPULATE` do (rule POP-02).
+    pub(crate) fn populate_mapped(
+        &self,
+        range: VirtRange,
+        on_error: OnError,
+    ) -> Result<(), GupError> {
+        self.with_gup(|gup| gup.populate_mapped(range, on_error))
     }
     fn hold(
         &self,

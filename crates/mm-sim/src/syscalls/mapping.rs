@@ -3,14 +3,42 @@
 use crate::events::Events;
 use crate::scan::{entries, page_of};
 use crate::{Object, Process, Shmem, ShmemKind};
-use mm_arch::{Arch, Entry, Rights, VirtAddr, VirtRange};
+use mm_arch::{Arch, Entry, Level, Rights, VirtAddr, VirtRange};
+use mm_fault::{FaultFlags, FaultOutcome};
 use mm_folio::FolioFlags;
-use mm_map::{Advice, ForkError, MapError, OldPlace, UffdMode, WpChange};
+use mm_gup::{GupError, OnError};
+use mm_map::{
+    Advice, CollapseError, CollapseFor, Collapsed, ForkError, LockWhen, MapError, OldPlace,
+    UffdMode, WpChange, collapse_anon, collapse_object, map_collapsed, next_merged,
+};
 use mm_reclaim::AdviceError;
-use mm_vma::{Platform, VmaFlags};
+use mm_vma::{Platform, Vma, VmaFlags};
 use std::sync::Arc;
 
 const SWAPBACKED_OR_DIRTY: FolioFlags = FolioFlags::SWAPBACKED.union(FolioFlags::DIRTY);
+
+/// Why memory could not be locked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MlockError {
+    /// The range cannot be locked.
+    #[error(transparent)]
+    Map(#[from] MapError),
+    /// It is locked, but a page of it is not there.
+    #[error(transparent)]
+    Populate(#[from] GupError),
+}
+
+impl MlockError {
+    /// The kernel's name of the error.
+    pub fn errno(self) -> &'static str {
+        match self {
+            MlockError::Map(e) => e.errno(),
+            // A fault that fails here is memory that is not there.
+            MlockError::Populate(e) if e.errno() == "EFAULT" => "ENOMEM",
+            MlockError::Populate(e) => e.errno(),
+        }
+    }
+}
 
 impl<A: Arch, O: Events> Process<A, O> {
     /// `mmap` of private anonymous memory at a fixed address.
@@ -57,13 +85,124 @@ impl<A: Arch, O: Events> Process<A, O> {
     pub fn munmap(&self, range: VirtRange) -> Result<(), MapError> {
         mm_map::munmap(&self.host().policy().map, &mut self.mm().write(), range)
     }
-    /// `mprotect`.
+    /// `mprotect`. Locked private memory that becomes writable is populated (rule
+    /// MPROT-08).
     ///
     /// # Errors
     ///
     /// If the range has a hole or a mapping must not have the rights.
     pub fn mprotect(&self, range: VirtRange, rights: Rights) -> Result<(), MapError> {
-        mm_map::mprotect(&self.host().policy().map, &mut self.mm().write(), range, rights)
+        mm_map::mprotect(&self.host().policy().map, &mut self.mm().write(), range, rights)?;
+        if rights.contains(Rights::WRITE) {
+            self.populate_locked(range);
+        }
+        Ok(())
+    }
+    /// `mlock`, or `mlock2` for what is touched later.
+    ///
+    /// # Errors
+    ///
+    /// If the range makes no sense or has a hole, or a page cannot be had; what could be
+    /// locked is.
+    pub fn mlock(&self, range: VirtRange, when: LockWhen) -> Result<(), MlockError> {
+        mm_map::mlock(&mut self.mm().write(), range, when)?;
+        Ok(self.populate_mapped(range, OnError::Stop)?)
+    }
+    /// Copies every merged page in `range` (rule KSM-02).
+    fn unmerge(&self, range: VirtRange) -> Result<(), MapError> {
+        let policy = self.host().policy().fault;
+        let vmas = self.mm().read();
+        while let Some(va) = next_merged(&vmas, range) {
+            // Whatever the mapping allows.
+            let flags = FaultFlags::UNSHARE | FaultFlags::FORCE;
+            if !matches!(self.handle_fault(&policy, &vmas, va, flags), FaultOutcome::Done { .. }) {
+                return Err(MapError::NoMemory(va));
+            }
+        }
+        Ok(())
+    }
+    /// `MADV_COLLAPSE`: every aligned block of a PMD's size in `range` becomes one folio.
+    /// Pages in swap are brought in.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such block in a mapping; the last block that could not be collapsed.
+    pub fn collapse(&self, range: VirtRange) -> Result<(), CollapseError> {
+        self.collapse_to(range, A::order(Level::Pmd))
+    }
+    /// As [`collapse`](Self::collapse), into folios of `order`.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn collapse_to(&self, range: VirtRange, order: u32) -> Result<(), CollapseError> {
+        let bytes = 1u64 << (A::PAGE_SHIFT + order);
+        let (mut at, mut blocks, mut result) = (range.start(), 0, Ok(()));
+        at = VirtAddr::new(at.get().next_multiple_of(bytes));
+        // A block at a time; what is left of the range at its end is none.
+        while VirtRange::new(at, bytes).is_ok_and(|block| range.covers(block)) {
+            blocks += 1;
+            if let Err(e) = self.collapse_block(at, order) {
+                result = Err(e);
+            }
+            at = VirtAddr::new(at.get() + bytes);
+        }
+        if blocks == 0 { Err(CollapseError::NotAllowed(range.start())) } else { result }
+    }
+    fn collapse_block(&self, va: VirtAddr, order: u32) -> Result<Collapsed, CollapseError> {
+        let (policy, caller) = (self.host().policy().map, CollapseFor::Caller);
+        let shown = {
+            let vmas = self.mm().read();
+            let vma = vmas.find(va).ok_or(CollapseError::NotAllowed(va))?;
+            vma.backing().map(|b| (b.id(), vma.linear_index(va)))
+        };
+        if let Some((id, index)) = shown {
+            let object = self.host().objects().find(id).ok_or(CollapseError::NotAllowed(va))?;
+            collapse_object(&policy, &*object, object.cache(), index, order, caller)?;
+            // Mapped by faults where that does not go.
+            if order == A::order(Level::Pmd) {
+                let _ = map_collapsed(self.mm(), object.cache(), va);
+            }
+            return Ok(Collapsed::Now);
+        }
+        loop {
+            match collapse_anon(&policy, self.mm(), va, order, caller) {
+                // Each page once at most, so this ends.
+                Err(CollapseError::Swapped(page)) => {
+                    let fault = self.host().policy().fault;
+                    let vmas = self.mm().read();
+                    match self.handle_fault(&fault, &vmas, page, FaultFlags::empty()) {
+                        FaultOutcome::Done { .. } => {}
+                        FaultOutcome::Oom => return Err(CollapseError::NoMemory(page)),
+                        _ => return Err(CollapseError::Held(page)),
+                    }
+                }
+                done => return done,
+            }
+        }
+    }
+    /// `munlock`.
+    ///
+    /// # Errors
+    ///
+    /// If the range makes no sense or has a hole.
+    pub fn munlock(&self, range: VirtRange) -> Result<(), MapError> {
+        mm_map::munlock(&mut self.mm().write(), range)
+    }
+    /// Brings locked mappings in `range` into memory, as far as that goes.
+    fn populate_locked(&self, range: VirtRange) {
+        let locked: Vec<_> = {
+            let vmas = self.mm().read();
+            let is_locked = |v: &&Vma| v.flags().contains(VmaFlags::LOCKED);
+            vmas.overlapping(range)
+                .filter(is_locked)
+                .filter_map(|v| v.range().intersect(range))
+                .collect()
+        };
+        for part in locked {
+            // What cannot be had now is had when it is touched.
+            let _ = self.populate_mapped(part, OnError::NextMapping);
+        }
     }
     /// `madvise`.
     ///
@@ -71,7 +210,12 @@ impl<A: Arch, O: Events> Process<A, O> {
     ///
     /// If the range has a hole or a mapping does not support the advice.
     pub fn madvise(&self, range: VirtRange, advice: Advice) -> Result<(), MapError> {
-        mm_map::madvise(&self.host().policy().map, &mut self.mm().write(), range, advice)
+        let policy = self.host().policy().map;
+        let done = mm_map::madvise(&policy, &mut self.mm().write(), range, advice);
+        if advice == Advice::Unmergeable && matches!(done, Ok(()) | Err(MapError::Hole(_))) {
+            self.unmerge(range)?;
+        }
+        done
     }
     /// `madvise` with `MADV_FREE`.
     ///
@@ -129,7 +273,13 @@ impl<A: Arch, O: Events> Process<A, O> {
     ///
     /// If the range makes no sense or cannot grow where it is.
     pub fn mremap_resize(&self, range: VirtRange, bytes: u64) -> Result<(), MapError> {
-        mm_map::mremap_resize(&self.host().policy().map, &mut self.mm().write(), range, bytes)
+        mm_map::mremap_resize(&self.host().policy().map, &mut self.mm().write(), range, bytes)?;
+        if let Some(more) = bytes.checked_sub(range.bytes())
+            && let Ok(new) = VirtRange::new(VirtAddr::new(range.last().get() + 1), more)
+        {
+            self.populate_locked(new);
+        }
+        Ok(())
     }
     /// Registers a range with the userfaultfd of the process.
     ///

@@ -4,3 +4,4 @@ mod gup;
 mod mapping;
 
 pub use gup::{Pinned, RemoteError};
+pub use mapping::MlockError;

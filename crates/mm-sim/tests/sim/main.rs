@@ -3,8 +3,10 @@
 //! One binary: the crates are generic, and each binary would compile its own copy of them.
 #![cfg(not(loom))]
 
+mod collapse;
 mod files;
 mod formats;
+mod ksm;
 mod migrate;
 mod planted;
 mod random;

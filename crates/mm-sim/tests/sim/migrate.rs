@@ -220,6 +220,94 @@ fn dirt_does_not_become_a_right_by_moving() {
     }
 }
 
+/// Rules: S-SP4, FOLIO-52..54.
+#[test]
+fn a_folio_of_shared_memory_splits_to_every_order() {
+    for order in 0..9 {
+        let m = machine();
+        let file = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Always), 0);
+        file.write(0, 512, &|index, _| 0xf00 + index).expect("written");
+        let p = m.spawn().expect("process");
+        p.mmap_object(pages(0, 512), SHARED, file.clone(), 0).expect("mapped");
+        assert_eq!(p.load(page(3)), Ok(0xf03));
+        let pfn = pfn_at(&p, 3);
+        let held = own(&m, pfn);
+        assert_eq!(m.host().split(own(&m, pfn), order).map_err(|e| e.errno()), Err("EAGAIN"));
+        drop(held);
+        assert_eq!(m.host().split(own(&m, pfn), 9).map_err(|e| e.errno()), Err("EINVAL"));
+        assert_eq!(m.host().split(own(&m, pfn), order), Ok(()));
+        let part = m.host().memmap().folio(pfn);
+        assert_eq!((part.order(), part.file().map(|f| f.1)), (order, Some(3 >> order << order)));
+        for i in [0, 3, 255, 511] {
+            assert_eq!(p.load(page(i)), Ok(0xf00 + i));
+        }
+        sound(&m, &[&p]);
+        p.exit();
+        drop(file);
+        m.settle();
+        assert_eq!(leaks(&m), []);
+    }
+}
+
+/// Rules: S-SP1, S-SP3, FOLIO-53.
+#[test]
+fn huge_folios_split_with_their_data() {
+    let m = machine();
+    large(&m, 9);
+    let p = m.spawn().expect("process");
+    p.mmap_anon(pages(0, 2048), RW).expect("mmap");
+    for i in 0..2048 {
+        p.store(page(i), 7000 + i).expect("store");
+    }
+    let pin = p.pin(page(700), 1, GupFlags::WRITE).expect("pinned");
+    for k in 0..4 {
+        let split = m.host().split(own(&m, pfn_at(&p, k * 512)), 0);
+        assert_eq!(split.map_err(|e| e.errno()), if k == 1 { Err("EAGAIN") } else { Ok(()) });
+    }
+    for i in 0..2048 {
+        assert_eq!(p.load(page(i)), Ok(7000 + i));
+        let order = m.host().memmap().folio(pfn_at(&p, i)).order();
+        assert_eq!(order, if i / 512 == 1 { 9 } else { 0 });
+    }
+    drop(pin);
+    sound(&m, &[&p]);
+    p.exit();
+    m.settle();
+    assert_eq!(leaks(&m), []);
+}
+
+/// Rules: MPROT-08, RMAP-06, POP-02.
+#[test]
+fn locked_memory_is_there() {
+    let m = machine();
+    let p = m.spawn().expect("process");
+    p.mmap_anon(pages(0, 16), RW).expect("mmap");
+    p.mprotect(pages(0, 16), mm_arch::Rights::READ).expect("mprotect");
+    p.mlock(pages(0, 16), mm_map::LockWhen::Now).expect("locked");
+    assert_eq!(p.mm().counters().get(RssKind::Anon), 0, "zero pages will do");
+    let rw = mm_arch::Rights::READ | mm_arch::Rights::WRITE;
+    p.mprotect(pages(0, 16), rw).expect("mprotect");
+    p.take_faults();
+    p.store(page(9), 1).expect("store");
+    assert_eq!(p.take_faults().cpu.len(), 0, "no fault later");
+    p.mremap_resize(pages(0, 16), 32 << 12).expect("grown");
+    assert_eq!(p.mm().counters().get(RssKind::Anon), 32);
+    let folio = m.host().memmap().folio(pfn_at(&p, 20));
+    assert!(folio.has(FolioFlags::MLOCKED | FolioFlags::UNEVICTABLE));
+    sound(&m, &[&p]);
+    // What moves and what splits stays locked.
+    let held = own(&m, pfn_at(&p, 20));
+    m.host().migrate(&held).expect("free");
+    drop(held);
+    assert!(m.host().memmap().folio(pfn_at(&p, 20)).has(FolioFlags::MLOCKED));
+    sound(&m, &[&p]);
+    assert_eq!(p.mlock(pages(40, 1), mm_map::LockWhen::Now).map_err(|e| e.errno()), Err("ENOMEM"));
+    p.munlock(pages(0, 32)).expect("unlocked");
+    assert!(!m.host().memmap().folio(pfn_at(&p, 20)).has(FolioFlags::MLOCKED));
+    sound(&m, &[&p]);
+    p.exit();
+}
+
 /// Rules: S-MG1, MIGR-04.
 #[test]
 fn threads_go_on_while_their_memory_moves() {

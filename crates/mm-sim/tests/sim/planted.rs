@@ -308,6 +308,20 @@ fn an_entry_without_a_mapping_is_reported() {
     assert_eq!(found(&m, &p), []);
 }
 
+/// Rules: RMAP-06.
+#[test]
+fn a_folio_that_is_locked_for_nobody_is_reported() {
+    let (m, p) = filled();
+    p.mlock(pages(0, 4), mm_map::LockWhen::Now).expect("mapped");
+    assert_eq!(found(&m, &p), []);
+    let pfn = pfn_of(&p, page(7));
+    let folio = m.host().memmap().folio(pfn);
+    let is_large = folio.is_large();
+    folio.mlock();
+    let expected = AuditViolation::LockedForNobody { head: folio.head() };
+    assert!(is_large || found(&m, &p).contains(&expected));
+}
+
 /// Rules: MIGR-03.
 #[test]
 fn flags_that_the_trees_were_not_told_of_are_reported() {

@@ -1,0 +1,153 @@
+//! Pages merged by content: where they may be mapped.
+//!
+//! A merged page belongs to no tree. It is mapped wherever an equal page was found, so it
+//! keeps a *place* for each: a tree, a linear index, and the address space in which it was
+//! found. Address spaces forked since then are in the same tree (rule RMAP-30).
+//!
+//! Pages are also found by their content here. A record holds no reference: a page that
+//! is freed is noticed when it is looked at, and the record forgotten.
+
+use crate::walk::visit_links;
+use crate::{AnonTrees, RmapPlatform, Visitor, WalkEnd};
+use alloc::vec::Vec;
+use mm_arch::Pfn;
+use mm_folio::{AllocError, AnonId, Folio, FolioFlags, FolioRef, Get, MmId};
+
+/// Where a merged page was found, and may be mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MergedPlace {
+    /// The root of the family of the VMA.
+    pub tree: AnonId,
+    /// The linear index.
+    pub index: u64,
+    /// The address space.
+    pub mm: MmId,
+}
+
+/// A merged page.
+pub(crate) struct Merged {
+    checksum: u64,
+    pfn: Pfn,
+    places: Vec<MergedPlace>,
+}
+
+/// All merged pages, by checksum.
+pub(crate) type MergedPages = Vec<Merged>;
+
+impl<P: RmapPlatform> AnonTrees<P> {
+    /// The merged page whose content has this checksum and satisfies `same`, with a
+    /// reference. Records of pages that are gone are dropped on the way.
+    pub fn find_merged<'m>(
+        &self,
+        platform: &'m P,
+        checksum: u64,
+        same: impl Fn(Pfn) -> bool,
+    ) -> Option<FolioRef<'m, P, Get>> {
+        let mut all = self.merged.write();
+        let from = all.partition_point(|m| m.checksum < checksum);
+        let mut at = from;
+        while all.get(at).is_some_and(|m| m.checksum == checksum) {
+            let pfn = all[at].pfn;
+            // The frame may be anybody's by now.
+            match platform.memmap().try_grab::<Get>(pfn, 1) {
+                Some(own) if own.folio().has(FolioFlags::KSM) => {
+                    if same(pfn) {
+                        return Some(own);
+                    }
+                    at += 1;
+                }
+                _ => {
+                    all.remove(at);
+                }
+            }
+        }
+        None
+    }
+    /// The page `pfn` is merged from now on, and `place` maps it. Its content has this
+    /// checksum, and does not change any more.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory.
+    pub fn add_merged(
+        &self,
+        pfn: Pfn,
+        checksum: u64,
+        place: MergedPlace,
+    ) -> Result<(), AllocError> {
+        let mut all = self.merged.write();
+        // What was here before is gone.
+        all.retain(|m| m.pfn != pfn);
+        all.try_reserve(1).map_err(|_| AllocError)?;
+        let mut places = Vec::new();
+        places.try_reserve(1).map_err(|_| AllocError)?;
+        places.push(place);
+        let at = all.partition_point(|m| m.checksum < checksum);
+        all.insert(at, Merged { checksum, pfn, places });
+        Ok(())
+    }
+    /// `place` is about to map the merged page `pfn`, or does so.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory.
+    pub fn add_merged_place(&self, pfn: Pfn, place: MergedPlace) -> Result<(), AllocError> {
+        let mut all = self.merged.write();
+        let Some(merged) = all.iter_mut().find(|m| m.pfn == pfn) else { return Err(AllocError) };
+        if !merged.places.contains(&place) {
+            merged.places.try_reserve(1).map_err(|_| AllocError)?;
+            merged.places.push(place);
+        }
+        Ok(())
+    }
+    /// Forgets the places of an address space that ends: its id may be used again.
+    pub fn forget_merged(&self, mm: MmId) {
+        // Most spaces have none, and most machines.
+        if self.merged.read().is_empty() {
+            return;
+        }
+        for merged in self.merged.write().iter_mut() {
+            merged.places.retain(|p| p.mm != mm);
+        }
+    }
+    /// Merged pages that there are records of; some may be gone.
+    pub fn nr_merged(&self) -> usize {
+        self.merged.read().len()
+    }
+
+    /// Visits every VMA that may map a merged page: those in which it was found first, then
+    /// those forked from them (rule RMAP-30).
+    pub(crate) fn walk_merged(&self, folio: Folio<'_, P>, visit: &mut Visitor<'_, P>) -> WalkEnd {
+        debug_assert!(folio.has(FolioFlags::LOCKED), "a walk of a folio that is not locked");
+        if !folio.is_mapped() {
+            return WalkEnd::Unmapped;
+        }
+        let all = self.merged.read();
+        let Some(merged) = all.iter().find(|m| m.pfn == folio.head()) else {
+            return WalkEnd::Unmapped;
+        };
+        for forks in [false, true] {
+            for (nr, place) in merged.places.iter().enumerate() {
+                let (grove, tree) = self.read(place.tree);
+                let Some(tree) = grove.trees.get(tree) else { continue };
+                // A relative with a place of its own is visited for that one.
+                let wanted = |mm: MmId| {
+                    let at = |p: &MergedPlace| (p.tree, p.index) == (place.tree, place.index);
+                    if forks {
+                        let first = merged.places.iter().position(at);
+                        first == Some(nr) && !merged.places.iter().any(|p| at(p) && p.mm == mm)
+                    } else {
+                        mm == place.mm
+                    }
+                };
+                let member =
+                    |m: u32| grove.members.get(m).map(|m| &m.place).filter(|p| wanted(p.mm_id));
+                let end = visit_links(&tree.links, (place.index, 1), member, visit);
+                if end == WalkEnd::Stopped {
+                    return end;
+                }
+            }
+        }
+        WalkEnd::Complete
+    }
+}

@@ -1,0 +1,107 @@
+//! Shared mappings of a file lose write permission and dirt, and say how many had one.
+
+use crate::world::*;
+use core::num::NonZeroU32;
+use mm_arch::model::{ModelCont, ModelPair, ModelWord};
+use mm_arch::{Arch, Entry, Level, WriteKind};
+use mm_folio::{FileId, FolioRun, Get};
+use mm_pgtable::TableSpace;
+use mm_rmap::{link_vma, mkclean, unlink_vma};
+use mm_vma::model::ModelObject;
+use mm_vma::{Backing, BackingKind, Mm, Platform, RssKind, Vma, VmaFlags};
+use std::sync::Arc;
+
+/// Maps four pages of the object at `page`, each entry as `state` says of it.
+fn map<A: Arch>(
+    mm: &Mm<P<A>>,
+    object: &Arc<ModelObject<A>>,
+    page: u64,
+    flags: VmaFlags,
+    state: impl Fn(u64) -> (bool, bool),
+) {
+    let p = mm.platform();
+    let backing: Arc<dyn Backing> = object.clone();
+    let vma = Vma::of_backing(pages::<A>(page, 4), flags, A::PAGE_SHIFT, backing, 0);
+    link_vma(mm, &vma).expect("memory");
+    let prot = A::prot(vma.protection());
+    mm.write().insert(vma).expect("free");
+    let vmas = mm.read();
+    for k in 0..4 {
+        let run = object.cache().get(k).expect("cached");
+        let own = p.memmap().adopt_run::<Get>(run);
+        let folio = own.hand_over();
+        folio.add_file_ptes(k as u32, NonZeroU32::MIN, mm.id());
+        mm.counters().add(RssKind::File, 1);
+        let mut e = A::Entry::leaf(folio.page(k as u32), prot, Level::Pte).mkclean().wrprotect();
+        let (writable, dirty) = state(k);
+        if dirty {
+            e = e.mkdirty();
+        }
+        if writable {
+            e = e.mkwrite(WriteKind::Normal);
+        }
+        let at = va::<A>(page + k);
+        let ensured = mm.tables().ensure_table(vmas.stay(), at).expect("memory");
+        let mut table = ensured.table().expect("no leaf");
+        let index = table.index_of(at);
+        table.set(index, e);
+    }
+}
+fn unmap<A: Arch>(mm: &Mm<P<A>>, page: u64) {
+    let p = mm.platform();
+    let vmas = mm.read();
+    let mut owed = mm.tables().tlb().obligation();
+    for k in 0..4 {
+        let mut table = mm.tables().lock_table(vmas.stay(), va::<A>(page + k)).expect("there");
+        let index = table.index_of(va::<A>(page + k));
+        let e = table.take(index, &mut owed);
+        let folio = p.memmap().folio(e.pfn(Level::Pte));
+        folio.remove_ptes(k as u32, NonZeroU32::MIN, mm.id());
+        mm.counters().sub(RssKind::File, 1);
+        p.memmap().put_run::<Get>(FolioRun::new(folio.head(), k as u32, 1));
+    }
+    owed.now();
+    unlink_vma(mm, vmas.find(va::<A>(page)).expect("mapped"));
+}
+
+fn cleans<A: Arch>() {
+    let p = machine_of::<A>();
+    let object = ModelObject::<A>::new(&p, FileId(3), BackingKind::File, true);
+    let folio = object.add(0, 2).expect("memory");
+    let (mm, other) = (space(&p), space(&p));
+    let shared = RW | VmaFlags::SHARED;
+    // Writable and dirty, writable only, dirty only, neither.
+    let states = [(true, true), (true, false), (false, true), (false, false)];
+    map(&mm, &object, 0, shared, |k| states[k as usize]);
+    map(&other, &object, 8, shared, |_| (true, true));
+    map(&other, &object, 16, RW | VmaFlags::MAY_PRIVATE, |_| (false, false));
+    let private: Vec<_> = (16..20).map(|k| entry::<A>(&other, k)).collect();
+    let flushes = p.tlb().flushes.get();
+    {
+        let own = folio.grab::<Get>(1).expect("room");
+        let locked = folio.lock();
+        assert_eq!(mkclean(&p, &locked), 3 + 4);
+        assert!(p.tlb().flushes.get() > flushes, "no CPU stores unnoticed any more");
+        assert_eq!(mkclean(&p, &locked), 0, "once more finds nothing");
+        drop((locked, own));
+    }
+    for (mm, page) in [(&mm, 0), (&other, 8)] {
+        for k in page..page + 4 {
+            let e = entry::<A>(mm, k);
+            assert!(e.is_leaf(Level::Pte) && !e.is_writable(Level::Pte) && !e.is_dirty(), "{e:?}");
+        }
+    }
+    assert!((16..20).map(|k| entry::<A>(&other, k)).eq(private));
+    assert_eq!(folio.mapcount(), 12);
+    for (mm, page) in [(&mm, 0), (&other, 8), (&other, 16)] {
+        unmap(mm, page);
+    }
+}
+
+/// Rules: RMAP-33.
+#[test]
+fn shared_mappings_are_cleaned_and_counted() {
+    cleans::<ModelWord<16>>();
+    cleans::<ModelPair<16>>();
+    cleans::<ModelCont<16, 4>>();
+}

@@ -1,0 +1,140 @@
+//! Collapse on a machine with CPUs that cache.
+
+use mm_arch::{Entry, Level, VirtAddr, VirtRange};
+use mm_fault::ShmemMode;
+use mm_map::CollapseError;
+use mm_pgtable::LockedEntry;
+use mm_sim::*;
+use mm_vma::{Platform, RssKind, VmaFlags};
+use mm_x86::X86_64;
+
+type A = X86_64;
+type M = Machine<A>;
+type P = Process<A>;
+
+const BASE: u64 = 0x1000_0000_0000;
+const RW: VmaFlags = VmaFlags::READ.union(VmaFlags::WRITE);
+
+fn page(i: u64) -> VirtAddr {
+    VirtAddr::new(BASE + i * 4096)
+}
+fn pages(first: u64, n: u64) -> VirtRange {
+    VirtRange::units(page(first), n, 12).expect("range")
+}
+fn machine() -> M {
+    let config =
+        MachineConfig { bytes: 64 << 20, cpus: 2, poison: true, ..MachineConfig::default() };
+    Machine::new(config, Preset::Best.policy()).expect("machine")
+}
+fn filled(m: &M, n: u64) -> P {
+    let p = m.spawn().expect("process");
+    p.mmap_anon(pages(0, n), RW).expect("mmap");
+    for i in 0..n {
+        p.store(page(i), 40 + i).expect("store");
+    }
+    p
+}
+/// The order of the folio that page `i` belongs to.
+fn order_at(m: &M, p: &P, i: u64) -> u32 {
+    let vmas = p.mm().read();
+    let pfn = match p.mm().tables().lock_entry(vmas.stay(), page(i)) {
+        LockedEntry::Table(t) => t.get(t.index_of(page(i))).pfn(Level::Pte),
+        LockedEntry::Huge(pmd) => pmd.entry().pfn(Level::Pmd),
+        LockedEntry::Hole => panic!("nothing at {i}"),
+    };
+    m.host().memmap().folio(pfn).order()
+}
+
+/// Rules: MM-087, COLL-02, INV-9.
+#[test]
+fn no_cpu_goes_on_by_a_table_that_was_cut_off() {
+    for dropped in [false, true] {
+        let m = machine();
+        let mut p = filled(&m, 512);
+        // Both CPUs know the way.
+        p.run_on(1);
+        for i in (0..512).step_by(64) {
+            assert_eq!(p.load(page(i)), Ok(40 + i));
+        }
+        if dropped {
+            m.host().cpus().plant(Plant::DROP_RANGE_FLUSHES);
+        }
+        p.collapse(pages(0, 512)).expect("collapsed");
+        m.settle();
+        assert_eq!(audit(&m, [&p], []).is_empty(), !dropped);
+        if dropped {
+            continue;
+        }
+        for cpu in [1, 0] {
+            p.run_on(cpu);
+            for i in 0..512 {
+                assert_eq!(p.load(page(i)), Ok(40 + i));
+            }
+            p.store(page(7), 47).expect("store");
+        }
+        assert_eq!(audit(&m, [&p], []), []);
+        p.exit();
+        m.settle();
+        assert_eq!(leaks(&m), []);
+    }
+}
+
+/// Rules: COLL-01, S-KH1.
+#[test]
+fn every_whole_block_of_a_range_is_collapsed() {
+    let m = machine();
+    let p = filled(&m, 4 * 512);
+    p.collapse(pages(100, 3 * 512)).expect("two whole blocks");
+    let huge = |i: u64| order_at(&m, &p, i);
+    assert_eq!([0, 512, 1024, 1536].map(huge), [0, 9, 9, 0]);
+    p.collapse_to(pages(0, 64), 4).expect("four of 64K");
+    assert_eq!([0, 16, 48, 64].map(huge), [4, 4, 4, 0]);
+    for i in 0..4 * 512 {
+        assert_eq!(p.load(page(i)), Ok(40 + i));
+    }
+    let none = p.collapse(pages(1, 511));
+    assert_eq!(none, Err(CollapseError::NotAllowed(page(1))));
+    assert_eq!(audit(&m, [&p], []), []);
+    p.exit();
+}
+
+/// Rules: COLL-04, S-KH9.
+#[test]
+fn shared_memory_is_collapsed_in_its_object() {
+    let m = machine();
+    let file = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Never), 0);
+    file.write(0, 300, &|index, _| 0xf00 + index).expect("written");
+    file.truncate(512);
+    let (p, q) = (m.spawn().expect("process"), m.spawn().expect("process"));
+    p.mmap_object(pages(0, 512), RW | VmaFlags::SHARED, file.clone(), 0).expect("mapped");
+    q.mmap_object(pages(1, 256), RW | VmaFlags::SHARED, file.clone(), 0).expect("mapped");
+    for i in 0..256 {
+        assert_eq!((p.load(page(i)), q.load(page(1 + i))), (Ok(0xf00 + i), Ok(0xf00 + i)));
+    }
+    q.store(page(5), 99).expect("store");
+    // A pin keeps the page where it is.
+    let pin = p.pin(page(9), 1, mm_gup::GupFlags::WRITE).expect("pinned");
+    assert_eq!(p.collapse(pages(0, 512)).map_err(|e| e.errno()), Err("EAGAIN"));
+    assert_eq!(audit(&m, [&p, &q], [&pin]), []);
+    drop(pin);
+    p.collapse(pages(0, 512)).expect("collapsed");
+    assert_eq!(order_at(&m, &p, 0), 9);
+    assert_eq!(p.mm().counters().get(RssKind::Shmem), 512, "mapped by a leaf");
+    for i in 0..512 {
+        let expected = match i {
+            4 => 99,
+            0..300 => 0xf00 + i,
+            _ => 0,
+        };
+        assert_eq!((p.load(page(i)), file.peek(i, 0)), (Ok(expected), expected), "page {i}");
+        if i < 256 {
+            assert_eq!(q.load(page(1 + i)), Ok(expected));
+        }
+    }
+    assert_eq!(audit(&m, [&p, &q], []), []);
+    p.exit();
+    q.exit();
+    drop(file);
+    m.settle();
+    assert_eq!(leaks(&m), []);
+}

@@ -1,0 +1,232 @@
+//! Pages merged by content.
+
+use mm_arch::{Entry, Level, Pfn, Rights, VirtAddr, VirtRange};
+use mm_fault::{OrderMode, ThpMode};
+use mm_folio::FolioFlags;
+use mm_gup::GupFlags;
+use mm_map::{Advice, Ksm, KsmPass};
+use mm_pgtable::LockedEntry;
+use mm_rmap::RmapPlatform;
+use mm_sim::*;
+use mm_vma::{Platform, VmaFlags};
+use mm_x86::X86_64;
+
+type A = X86_64;
+type M = Machine<A>;
+type P = Process<A>;
+
+const BASE: u64 = 0x1000_0000_0000;
+const RW: VmaFlags = VmaFlags::READ.union(VmaFlags::WRITE);
+
+fn page(i: u64) -> VirtAddr {
+    VirtAddr::new(BASE + i * 4096)
+}
+fn pages(first: u64, n: u64) -> VirtRange {
+    VirtRange::units(page(first), n, 12).expect("range")
+}
+fn machine() -> M {
+    let config =
+        MachineConfig { bytes: 32 << 20, cpus: 2, poison: true, ..MachineConfig::default() };
+    Machine::new(config, Preset::Best.policy()).expect("machine")
+}
+/// A process with `n` mergeable pages of the same content.
+fn filled(m: &M, n: u64) -> P {
+    let p = m.spawn().expect("process");
+    p.mmap_anon(pages(0, n), RW).expect("mmap");
+    for i in 0..n {
+        p.store(page(i), 7).expect("store");
+    }
+    p.madvise(pages(0, n), Advice::Mergeable).expect("mergeable");
+    p
+}
+fn entry(p: &P, i: u64) -> <A as mm_arch::Arch>::Entry {
+    let vmas = p.mm().read();
+    match p.mm().tables().lock_entry(vmas.stay(), page(i)) {
+        LockedEntry::Table(t) => t.get(t.index_of(page(i))),
+        _ => <A as mm_arch::Arch>::Entry::NONE,
+    }
+}
+fn pfn_at(p: &P, i: u64) -> Pfn {
+    entry(p, i).pfn(Level::Pte)
+}
+fn merged(m: &M, p: &P, n: u64) -> Vec<u64> {
+    let is = |i: &u64| {
+        let e = entry(p, *i);
+        e.is_leaf(Level::Pte) && m.host().memmap().folio(e.pfn(Level::Pte)).has(FolioFlags::KSM)
+    };
+    (0..n).filter(is).collect()
+}
+fn passes(m: &M, ksm: &mut Ksm<Host<A>>, processes: &[&P], n: usize) -> KsmPass {
+    let mut last = KsmPass::default();
+    for _ in 0..n {
+        last = m.host().ksm_pass(ksm, processes.iter().copied()).expect("memory");
+    }
+    last
+}
+#[track_caller]
+fn sound(m: &M, processes: &[&P]) {
+    m.settle();
+    assert_eq!(audit(m, processes.iter().copied(), []), []);
+}
+
+/// Rules: KSM-01, KSM-02, FOLIO-50, INV-4, S-KS1, EXCL-04.
+#[test]
+fn equal_pages_become_one_and_a_store_copies() {
+    let m = machine();
+    let p = filled(&m, 8);
+    let mut ksm = Ksm::new();
+    assert_eq!(passes(&m, &mut ksm, &[&p], 1), KsmPass { scanned: 8, merged: 0 });
+    assert_eq!(merged(&m, &p, 8), [0u64; 0], "content that was seen once may change");
+    passes(&m, &mut ksm, &[&p], 1);
+    assert_eq!(merged(&m, &p, 8), (0..8).collect::<Vec<_>>());
+    let one = pfn_at(&p, 0);
+    let folio = m.host().memmap().folio(one);
+    assert!((0..8).all(|i| pfn_at(&p, i) == one && !entry(&p, i).is_writable(Level::Pte)));
+    assert_eq!(folio.counts_locked(|c| (c.refs, c.mapcount)), (8, 8));
+    assert!(!m.host().memmap().page_exclusive(one) && folio.has(FolioFlags::DIRTY));
+    sound(&m, &[&p]);
+    p.store(page(2), 8).expect("store");
+    assert_ne!(pfn_at(&p, 2), one);
+    for i in 0..8 {
+        assert_eq!(p.load(page(i)), Ok(if i == 2 { 8 } else { 7 }));
+    }
+    // The last one is copied as well: nobody gets a merged page for himself.
+    for i in (0..8).filter(|i| *i != 2) {
+        p.store(page(i), 9 + i).expect("store");
+    }
+    assert_eq!(merged(&m, &p, 8), [0u64; 0]);
+    sound(&m, &[&p]);
+    p.exit();
+    m.settle();
+    assert_eq!(leaks(&m), []);
+}
+
+/// Rules: KSM-01, RMAP-16.
+#[test]
+fn a_page_that_somebody_holds_is_not_merged() {
+    let m = machine();
+    let p = filled(&m, 4);
+    let pin = p.pin(page(1), 1, GupFlags::WRITE).expect("pinned");
+    let get = p.get(page(2), 1, GupFlags::empty()).expect("held");
+    let mut ksm = Ksm::new();
+    passes(&m, &mut ksm, &[&p], 3);
+    assert_eq!(merged(&m, &p, 4), [0, 3]);
+    assert!(entry(&p, 1).is_writable(Level::Pte), "put back as it was");
+    pin.store(0, 0, 5);
+    assert_eq!(p.load(page(1)), Ok(5));
+    m.settle();
+    assert_eq!(audit(&m, [&p], [&pin, &get]), []);
+    pin.store(0, 0, 7);
+    drop((pin, get));
+    passes(&m, &mut ksm, &[&p], 3);
+    assert_eq!(merged(&m, &p, 4), [0, 1, 2, 3]);
+    sound(&m, &[&p]);
+}
+
+/// Rules: KSM-02, GUPF-03, S-KS3.
+#[test]
+fn a_pin_of_a_merged_page_gets_a_copy_that_sees_stores() {
+    let m = machine();
+    let p = filled(&m, 4);
+    passes(&m, &mut Ksm::new(), &[&p], 2);
+    let pin = p.pin(page(1), 1, GupFlags::LONGTERM).expect("pinned");
+    assert_eq!(merged(&m, &p, 4), [0, 2, 3]);
+    p.store(page(1), 5).expect("store");
+    assert_eq!((pin.load(0, 0), p.load(page(0))), (Some(5), Ok(7)));
+    m.settle();
+    assert_eq!(audit(&m, [&p], [&pin]), []);
+}
+
+/// Rules: RMAP-27, RMAP-30, S-KS4.
+#[test]
+fn the_reverse_map_finds_all_mappings_of_a_merged_page() {
+    let m = machine();
+    let p = filled(&m, 3);
+    let mut ksm = Ksm::new();
+    passes(&m, &mut ksm, &[&p], 2);
+    let one = pfn_at(&p, 0);
+    let found = |expected: u32| {
+        let folio = m.host().memmap().folio(one);
+        let _locked = folio.lock();
+        assert_eq!(m.host().anon_trees().count_mappings(folio), expected);
+    };
+    found(3);
+    // Forked since, found through their parent's places; then with places of their own.
+    let c = p.fork().expect("fork");
+    found(6);
+    passes(&m, &mut ksm, &[&p, &c], 1);
+    found(6);
+    sound(&m, &[&p, &c]);
+    // A page that others merge with, and one that moves.
+    let q = filled(&m, 2);
+    passes(&m, &mut ksm, &[&p, &c, &q], 3);
+    assert_eq!(pfn_at(&q, 1), one);
+    found(8);
+    p.mremap_move(pages(1, 1), page(100), mm_map::OldPlace::Unmap).expect("mremap");
+    found(8);
+    p.exit();
+    found(5);
+    sound(&m, &[&c, &q]);
+    c.exit();
+    q.exit();
+    m.settle();
+    assert_eq!(leaks(&m), []);
+    // The frame may be anybody's by now; its record says so.
+    let p = filled(&m, 2);
+    passes(&m, &mut Ksm::new(), &[&p], 2);
+    assert_eq!(merged(&m, &p, 2), [0, 1]);
+    assert_eq!(m.host().anon_trees().nr_merged(), 1);
+    sound(&m, &[&p]);
+}
+
+/// Rules: KSM-02, S-KS2.
+#[test]
+fn unmerging_passes_holes_and_obeys_no_rights() {
+    let m = machine();
+    let p = filled(&m, 12);
+    passes(&m, &mut Ksm::new(), &[&p], 2);
+    assert_eq!(merged(&m, &p, 12).len(), 12);
+    p.munmap(pages(3, 2)).expect("munmap");
+    p.mprotect(pages(6, 2), Rights::empty()).expect("mprotect");
+    p.uffd_register(pages(9, 2), mm_map::UffdMode::WP).expect("registered");
+    p.uffd_wp(pages(9, 2), mm_map::WpChange::Protect).expect("protected");
+    let hole = p.madvise(pages(0, 12), Advice::Unmergeable);
+    assert_eq!(hole.map_err(|e| e.errno()), Err("ENOMEM"), "and everything else is done");
+    assert_eq!(merged(&m, &p, 12), [0u64; 0]);
+    sound(&m, &[&p]);
+    p.mprotect(pages(6, 2), Rights::READ).expect("mprotect");
+    for i in (0..12).filter(|i| !matches!(i, 3 | 4)) {
+        assert_eq!(p.load(page(i)), Ok(7), "page {i}");
+    }
+    passes(&m, &mut Ksm::new(), &[&p], 3);
+    assert_eq!(merged(&m, &p, 12), [0u64; 0], "not mergeable any more");
+}
+
+/// Rules: KSM-01, FOLIO-56.
+#[test]
+fn pages_of_large_folios_are_merged_when_the_folio_is_split() {
+    let m = machine();
+    m.host().set_policy(|p| {
+        let thp = p.fault.thp;
+        p.fault.thp = thp.with_global(ThpMode::Never).with_order(2, OrderMode::Always);
+    });
+    let p = filled(&m, 8);
+    assert!(m.host().memmap().folio(pfn_at(&p, 0)).is_large());
+    passes(&m, &mut Ksm::new(), &[&p], 2);
+    assert_eq!(merged(&m, &p, 8).len(), 8);
+    sound(&m, &[&p]);
+    // Content that changes from pass to pass is left alone.
+    let q = filled(&m, 4);
+    let mut ksm = Ksm::new();
+    for round in 0..4 {
+        for i in 0..4 {
+            q.store(page(i), 100 + round).expect("store");
+        }
+        passes(&m, &mut ksm, &[&q], 1);
+        assert_eq!(merged(&m, &q, 4), [0u64; 0]);
+    }
+    q.exit();
+    p.exit();
+    m.settle();
+    assert_eq!(leaks(&m), []);
+}
