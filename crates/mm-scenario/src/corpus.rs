@@ -6,6 +6,7 @@
 //! DIR/NAME.scn                  the scenario
 //! DIR/golden/NAME.json          what mainline 6.18 prints
 //! DIR/golden/NAME.seed003.json  with the values of whole-folio reuse, where they differ
+//! DIR/golden/NAME.page.json     where given-up pages are dropped one by one, if that differs
 //! DIR/manifest.tsv              a row on what each checks
 //! ```
 
@@ -34,6 +35,9 @@ pub struct Entry {
     pub golden: Option<String>,
     /// The derived golden file, if some observations differ by design.
     pub seed003: Option<String>,
+    /// What it prints where pages that were given up are dropped one by one, if that
+    /// differs.
+    pub page: Option<String>,
     /// The row of the manifest.
     pub manifest: Option<ManifestRow>,
 }
@@ -102,6 +106,7 @@ impl Entry {
             path: path.to_owned(),
             golden: read_if_there(&golden.join(format!("{name}.json")))?,
             seed003: read_if_there(&golden.join(format!("{name}.seed003.json")))?,
+            page: read_if_there(&golden.join(format!("{name}.page.json")))?,
             manifest: manifest.iter().find(|row| row.name == name).cloned(),
             name,
         })

@@ -77,6 +77,8 @@ impl Preset {
     ///
     /// The derived goldens are what whole-folio reuse prints; for random scenarios with
     /// swap nobody has derived them. A series without it prints what mainline does.
+    /// One page at a time, pages that were given up go until one is found that was stored
+    /// to: their content has a golden of its own.
     pub fn golden(self, scenario: &Entry) -> (Option<&str>, Mode) {
         let mainline = scenario.golden.as_deref();
         match self {
@@ -87,7 +89,8 @@ impl Preset {
                 None => (mainline, Mode::Full),
             },
             Preset::Series => (mainline, Mode::Full),
-            Preset::Best | Preset::Baseline => (mainline, Mode::ContentOnly),
+            Preset::Best => (mainline, Mode::ContentOnly),
+            Preset::Baseline => (scenario.page.as_deref().or(mainline), Mode::ContentOnly),
         }
     }
 }

@@ -28,7 +28,11 @@ pub const SHARED: VmaFlags = RW
 
 /// A machine whose memory can be reclaimed.
 pub fn reclaim_machine<A: Arch>() -> M<A> {
-    let config = ModelConfig { huge_zero: true, nr_frames: 1 << 14, ..ModelConfig::default() };
+    machine_with_swap(0)
+}
+pub fn machine_with_swap<A: Arch>(swap_slots: u32) -> M<A> {
+    let sizes = ModelConfig { swap_slots, nr_frames: 1 << 14, ..ModelConfig::default() };
+    let config = ModelConfig { huge_zero: true, ..sizes };
     mm_reclaim::model::machine(config).expect("machine")
 }
 pub fn object<A: Arch>(m: &M<A>, kind: BackingKind) -> Object<A> {

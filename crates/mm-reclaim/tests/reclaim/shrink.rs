@@ -2,11 +2,11 @@
 
 mod generic {
     use crate::common::*;
-    use mm_arch::{Arch, Entry};
+    use mm_arch::{Arch, Entry, Level};
     use mm_folio::{Folio, FolioFlags, FolioRef, Get, Pin};
     use mm_reclaim::shrink_folios;
     use mm_reclaim::{ReclaimOf, ReclaimPlatform, Shrink, Shrunk, UnmapPolicy};
-    use mm_vma::{BackingKind, Event, Platform, RssKind, VmaFlags};
+    use mm_vma::{BackingKind, Event, Platform, RssKind, SwapSpace, VmaFlags};
 
     fn how(policy: UnmapPolicy) -> Shrink<'static> {
         let of = ReclaimOf::Everybody;
@@ -175,6 +175,55 @@ mod generic {
         }
     }
 
+    pub fn normal_memory_goes_to_swap<A: Arch>() {
+        for policy in POLICIES {
+            let m = machine_with_swap::<A>(64);
+            let p = space(&m, 16);
+            let folio = map_folio(&p, 0, 4);
+            // Clean entries say nothing about the device, which has none of it.
+            (0..16).for_each(|k| edit::<A>(&p, k, |e| e.mkclean().mkold()));
+            let got = pass(&m, &how(policy), folio);
+            assert_eq!((got.scanned, got.reclaimed), (16, 16), "{policy:?}");
+            assert_eq!((p.counters().resident(), p.counters().get(RssKind::Swap)), (0, 16));
+            assert_eq!(m.events().get(Event::PagesSwappedOut), 16);
+            assert_eq!((m.folios_in_use(), m.swap().slots().nr_free()), (0, 48));
+            finish(&m, vec![p]);
+            assert_eq!(m.swap().slots().nr_free(), 64);
+        }
+    }
+
+    pub fn without_room_a_folio_goes_page_by_page<A: Arch>() {
+        for room in [0, 8] {
+            let m = machine_with_swap::<A>(room);
+            let p = space(&m, 16);
+            let folio = map_folio(&p, 0, 4);
+            let got = pass(&m, &now(UnmapPolicy::All), folio);
+            let (gone, left) = (u64::from(room), 16 - u64::from(room));
+            assert_eq!((got.scanned, got.reclaimed, got.activated), (16, gone, left));
+            assert_eq!(p.counters().get(RssKind::Anon), left);
+            assert_eq!(m.events().get(Event::SwapOutFallback), 4, "the order");
+            for page in which::<A>(&p, 0, 16, |e| e.is_present(Level::Pte)) {
+                let folio = m.memmap().folio(pte::<A>(&p, page).pfn(Level::Pte));
+                assert!(!folio.is_large() && folio.has(FolioFlags::ACTIVE | FolioFlags::LRU));
+            }
+            finish(&m, vec![p]);
+        }
+    }
+
+    pub fn what_is_pinned_gets_no_place<A: Arch>() {
+        let m = machine_with_swap::<A>(64);
+        let p = space(&m, 16);
+        let folio = map_folio(&p, 0, 4);
+        let pin = folio.grab::<Pin>(1).expect("fits");
+        assert_eq!(pass(&m, &now(UnmapPolicy::All), folio).kept, 16);
+        drop(pin);
+        let held = folio.grab::<Get>(1).expect("fits");
+        assert_eq!(pass(&m, &now(UnmapPolicy::All), folio).activated, 16);
+        drop(held);
+        assert_eq!((folio.mapcount(), m.swap().slots().nr_free()), (16, 64));
+        finish(&m, vec![p]);
+    }
+
     pub fn a_poisoned_page_leaves_the_lists<A: Arch>() {
         let m = reclaim_machine::<A>();
         let o = known_object(&m, BackingKind::File);
@@ -221,6 +270,12 @@ on_all! {
     dirt_of_an_entry_is_found;
     /// Rules: RECL-06, RECL-09.
     what_was_given_up_needs_no_writing;
+    /// Rules: RECL-04, RECL-07.
+    normal_memory_goes_to_swap;
+    /// Rules: RECL-04, RECL-05, S-RC10.
+    without_room_a_folio_goes_page_by_page;
+    /// Rules: RECL-04, S-RC9.
+    what_is_pinned_gets_no_place;
     /// Rules: RECL-02, UNMAP-22.
     a_poisoned_page_leaves_the_lists;
     /// Rules: RECL-08.
