@@ -339,7 +339,8 @@ struct Reached {
 /// permits nothing.
 #[inline(always)]
 fn may_take<A: Arch, const WRITE: bool>(entry: A::Entry) -> bool {
-    let kind = if WRITE { AccessKind::Write } else { AccessKind::Read };
+    let write = WRITE && !mutant!("gup.any_permission");
+    let kind = if write { AccessKind::Write } else { AccessKind::Read };
     entry.permits(kind, Level::Pte) && !entry.is_special()
 }
 

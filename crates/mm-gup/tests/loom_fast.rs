@@ -588,6 +588,43 @@ fn a_second_grab_that_fails_loses_nothing() {
     race("two at the limit, whole", || two_at_the_limit(Whole), &[]);
 }
 
+/// One thread takes all pages for writing, another write-protects them and then says so.
+fn take_and_protect<A: Arch>(order: u32, policy: FastPolicy) {
+    let w = world::<A>(order, true);
+    let said = Arc::new(AtomicU32::new(0));
+    let taker = spawn({
+        let (w, said) = (w.clone(), said.clone());
+        move || {
+            let before = said.load(Acquire) == 1;
+            (before, w.take::<Get>(policy, w.nr(), WRITE))
+        }
+    });
+    let mut owed = w.tables.tlb().obligation();
+    let mut table = w.tables.lock_table(stay(), START).expect("there");
+    table.wrprotect(0, w.nr(), &mut owed);
+    drop(table);
+    owed.now();
+    said.store(1, Release);
+    let (before, got) = taker.join().expect("joins");
+    // Until then the old permission may still have been found, for any prefix.
+    assert!(!before || got.is_empty(), "a store through an entry that was read-only all along");
+    assert!(got.iter().zip(0..).all(|(page, n)| *page == FIRST.add(n)));
+    w.give_back::<Get>(&got);
+    assert_eq!(w.extra(), (0, 0));
+    assert!(w.take::<Get>(policy, w.nr(), WRITE).is_empty());
+}
+
+/// Rules: P-RACE-28, GUPF-11, GUPF-16.
+#[test]
+fn a_permission_that_was_taken_away_before_is_not_used() {
+    type W = ModelWord<4>;
+    let mutants = &["gup.any_permission"];
+    race("get W vs protect", || take_and_protect::<W>(0, Page), mutants);
+    race("get W vs protect, run", || take_and_protect::<W>(1, Run), mutants);
+    race("get W vs protect, whole", || take_and_protect::<W>(1, Whole), mutants);
+    race("get W vs protect, pair", || take_and_protect::<ModelPair<4>>(0, Page), mutants);
+}
+
 /// Every named site of this path is caught by a model, but for those that the
 /// head of this file explains.
 ///

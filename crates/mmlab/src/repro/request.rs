@@ -10,7 +10,10 @@ use mm_vma::{Observer, Platform};
 use serde_json::json;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Calls of one thread in one measurement of several.
+const TOGETHER: u32 = 8;
 
 /// References or pins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -157,27 +160,42 @@ impl Request {
         Ok(us)
     }
 
-    /// Microseconds from the moment when all threads start, each with a part of its own
-    /// of the region, to the end of the last one. There are as many as buffers.
-    /// Each takes its part once before, as in [`time`](Self::time).
+    /// Microseconds of a call of the slowest thread, while all the others do the same, each
+    /// with a part of its own of the region. There are as many as buffers.
+    ///
+    /// A mean of [`TOGETHER`] calls, of which none runs alone: threads that start or end at
+    /// the same moment miss each other by longer than a call takes.
     pub fn time_threads(&self, bed: &Bed<()>, buffers: &mut [Buffer]) -> Result<f64, String> {
-        let (arrived, all) = (AtomicUsize::new(0), buffers.len());
+        let (arrived, done, all) = (AtomicUsize::new(0), AtomicUsize::new(0), buffers.len());
         let one = |i: usize, buffer: &mut Buffer| {
             let first = i * buffer.pages.len();
-            let warm = self.call(bed, first, &(), buffer);
-            self.give_back(bed, buffer);
+            let mut spent = Duration::ZERO;
+            // A call that failed has given back what it took.
+            let take = |buffer: &mut Buffer| {
+                let start = Instant::now();
+                self.call(bed, first, &(), buffer)?;
+                let spent = start.elapsed();
+                self.give_back(bed, buffer);
+                Ok(spent)
+            };
+            let mut result: Result<Duration, String> = take(buffer);
             // Nobody sleeps here: waking up takes longer than a call.
             arrived.fetch_add(1, Ordering::AcqRel);
             while arrived.load(Ordering::Acquire) < all {
                 std::hint::spin_loop();
             }
-            let start = Instant::now();
-            warm.and_then(|()| self.call(bed, first, &(), buffer))?;
-            let end = Instant::now();
-            self.give_back(bed, buffer);
-            Ok((start, end))
+            for _ in 0..TOGETHER {
+                result = result.and_then(|_| take(buffer));
+                spent += result.clone().unwrap_or_default();
+            }
+            done.fetch_add(1, Ordering::AcqRel);
+            // Company for those who are not done.
+            while done.load(Ordering::Acquire) < all && result.is_ok() {
+                result = take(buffer);
+            }
+            result.map(|_| spent / TOGETHER)
         };
-        let spans: Result<Vec<(Instant, Instant)>, String> = std::thread::scope(|scope| {
+        let spent: Result<Vec<Duration>, String> = std::thread::scope(|scope| {
             let one = &one;
             let parts = buffers.iter_mut().enumerate();
             let running: Vec<_> =
@@ -187,10 +205,7 @@ impl Request {
                 .map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
                 .collect()
         });
-        let spans = spans?;
-        let first = spans.iter().map(|(start, _)| *start).min();
-        let last = spans.iter().map(|(_, end)| *end).max();
-        Ok(first.zip(last).map_or(0.0, |(a, b)| b.duration_since(a).as_secs_f64() * 1e6))
+        Ok(spent?.into_iter().max().map_or(0.0, |d| d.as_secs_f64() * 1e6))
     }
 
     /// What one call does, untimed.
