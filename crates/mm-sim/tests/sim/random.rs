@@ -23,7 +23,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Rules: INV-1, INV-2, INV-3, INV-5, INV-6, INV-7, INV-9, ZAP-02, FORK-05, GUPF-16.
+    /// Rules: INV-1, INV-2, INV-3, INV-4, INV-5, INV-6, INV-7, INV-9, ZAP-02, FORK-05, GUPF-16,
+    /// SWAP-02.
     #[test]
     fn policies_cannot_be_told_apart(steps in prop::collection::vec(step(), 1..50)) {
         policies_agree(&scenario(&steps)).map_err(TestCaseError::fail)?;

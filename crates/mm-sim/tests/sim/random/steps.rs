@@ -1,4 +1,4 @@
-//! Random scenarios of anonymous memory: what they are made of, and what must hold
+//! Random scenarios of anonymous memory, in frames and on swap: what they are made of, and what must hold
 //! of them. Shared by a test, which shrinks what it finds, and by the example
 //! `random_scenarios`, which tries many.
 
@@ -26,11 +26,11 @@ pub struct Step {
 }
 
 /// Kinds of operations.
-pub const KINDS: u8 = 48;
+pub const KINDS: u8 = 51;
 
 /// Writes the steps as a scenario, leaving out what could not be.
 pub fn scenario(steps: &[Step]) -> String {
-    let mut s = String::from("thp 64kB madvise\nthp 2048kB madvise\n");
+    let mut s = String::from("swap 400\nthp 64kB madvise\nthp 2048kB madvise\n");
     for (name, pages) in REGIONS {
         writeln!(s, "mmap p0 {name} {pages} anon rw private").expect("string");
     }
@@ -105,6 +105,8 @@ pub fn scenario(steps: &[Step]) -> String {
             42..=44 => format!("uffd {proc} {range} protect"),
             45 => format!("uffd {proc} {range} unprotect"),
             46 => format!("uffd {proc} {range} unregister\nevents {proc}"),
+            // The device is small: some do not find room.
+            47..=49 => format!("madvise {proc} {range} pageout"),
             _ => format!("observe {proc} {region}\nfaults {proc}\nvmas {proc} {region}\nstats"),
         };
         s.push_str(&line);
