@@ -15,7 +15,7 @@ use mm_arch::{Arch, Live, VirtRange};
 use mm_folio::{FileId, FolioFlags, FolioLockGuard, FolioRef, FrameBytes, Get};
 use mm_pgtable::Gather;
 use mm_rmap::{RmapPlatform, SplitError, SplitFolio};
-use mm_vma::{Event, Observer, PageCache};
+use mm_vma::{Event, Observer, PageCache, VmaFlags};
 
 /// Unmaps the `nr` pages from `first` on of an object from every mapping of it; private
 /// copies only if `pages` says so (rule ZAP-08). Holds no mmap lock.
@@ -30,7 +30,8 @@ pub fn unmap_object<P: RmapPlatform>(
     platform.file_trees().walk_range(id, first, nr, &mut |mm, visit| {
         if let Ok(range) = VirtRange::units(visit.va, visit.nr_pages, P::Arch::PAGE_SHIFT) {
             let mut gather = Gather::new(mm.tables());
-            let how = How { guards: Guards::Keep, pages, vma: visit.flags };
+            let keeps_wp = visit.flags.contains(VmaFlags::UFFD_WP);
+            let how = How { guards: Guards::Keep, pages, vma: visit.flags, keeps_wp };
             by_policy!(policy, zap::<Live, P>(mm, visit.stay, range, range, how, &mut gather));
             gather.finish();
         }

@@ -127,7 +127,9 @@ impl Change {
     }
     /// Whether entries that map nothing become markers (rule MPROT-05).
     pub(crate) fn marks(self, vma: &Vma) -> bool {
-        self == Change::Protect && vma.flags().contains(VmaFlags::UFFD_WP_UNPOPULATED)
+        let unpopulated = vma.flags().contains(VmaFlags::UFFD_WP_UNPOPULATED);
+        // The pages of an object are there whatever the table says.
+        self == Change::Protect && (unpopulated || vma.backing().is_some())
     }
 }
 

@@ -1,4 +1,4 @@
-//! Userfaultfd on anonymous memory: registration, write protection, zero pages.
+//! Userfaultfd on anonymous and shared memory: registration, write protection, zero pages.
 //!
 //! # The protocol
 //!
@@ -8,9 +8,10 @@
 //!
 //! The protection of a page is a bit of its entry, which takes the write
 //! permission away (rule PTE-15), or a marker where there is no page (rule
-//! MPROT-05). Neither outlives the registration: unmapping, discarding, moving and
-//! forking drop both (rules UFFD-05, UFFD-06, MREMAP-01), and so does
-//! [`uffd_unregister`] with what is left. A bit outside of a registered mapping is
+//! MPROT-05). Neither outlives the registration: unmapping, moving and forking drop both
+//! (rules UFFD-05, UFFD-06, MREMAP-01), and so does [`uffd_unregister`] with what is left.
+//! Discarding drops them of anonymous memory, whose pages are gone; those of an object are
+//! still there, and stay protected. A bit outside of a registered mapping is
 //! therefore stale wherever it is found, and nobody waits for its event.
 //!
 //! A protected page is not writable; one whose protection ends is made writable at
@@ -24,8 +25,8 @@ use crate::protect::{Change, change_range};
 use crate::vmas::{check_range, check_user_range, give_flags, merge, split_around};
 use mm_arch::{Arch, Entry, Level, Markers, NonPresent, VirtAddr, VirtRange};
 use mm_pgtable::{Ensured, SpanKind, TablesStay};
-use mm_rmap::RmapPlatform;
-use mm_vma::{Mm, MmRead, MmWrite, Vma, VmaFlags};
+use mm_rmap::{RmapPlatform, split_pmd};
+use mm_vma::{BackingKind, Mm, MmRead, MmWrite, Vma, VmaFlags};
 
 bitflags::bitflags! {
     /// What a registration asks for.
@@ -90,7 +91,9 @@ pub fn uffd_register<P: RmapPlatform>(
         return Err(MapError::Invalid(range.start()));
     }
     for vma in vmas.overlapping(range) {
-        if !can_register(vma) {
+        // Who makes missing pages of an object asks nobody.
+        let refused = vma.backing().is_some() && mode.contains(UffdMode::MISSING);
+        if !can_register(vma) || refused {
             return Err(MapError::Invalid(vma.start()));
         }
         if !vma.flags().contains(VmaFlags::MAYWRITE) {
@@ -122,8 +125,12 @@ pub fn uffd_unregister<P: RmapPlatform>(
 }
 
 fn can_register(vma: &Vma) -> bool {
-    let never = VmaFlags::SHARED | VmaFlags::DROPPABLE | VmaFlags::PFNMAP | VmaFlags::IO;
-    vma.is_anonymous() && !vma.flags().intersects(never)
+    let never = VmaFlags::DROPPABLE | VmaFlags::PFNMAP | VmaFlags::IO;
+    let kind = match vma.backing() {
+        Some(backing) => backing.kind() == BackingKind::Shmem,
+        None => !vma.flags().contains(VmaFlags::SHARED),
+    };
+    kind && !vma.flags().intersects(never)
 }
 
 fn set_registration<P: RmapPlatform>(
@@ -196,12 +203,25 @@ pub fn uffd_wp<P: RmapPlatform>(
             return Err(MapError::NotRegistered(part.start()));
         }
         if change.marks(vma) {
+            if vma.backing().is_some() {
+                drop_leaves(mm, stay, part);
+            }
             make_tables(mm, stay, part)?;
         }
         by_policy!(policy, change_range::<P>(mm, stay, vma, part, change, &mut owed));
     }
     owed.now();
     Ok(())
+}
+
+/// Takes leaves of an object away, whose pages are protected one by one (rule MPROT-09);
+/// none comes back in a mapping that is registered.
+fn drop_leaves<P: RmapPlatform>(mm: &Mm<P>, stay: TablesStay<'_>, range: VirtRange) {
+    for span in mm.tables().spans(stay, range) {
+        if span.kind == SpanKind::Huge {
+            split_pmd(mm, stay, span.range.start());
+        }
+    }
 }
 
 /// Makes the PTE tables that are missing in `range`. A leaf may appear instead of

@@ -17,6 +17,7 @@
 use crate::delayed::Delayed;
 use crate::entry::{E, FolioGather, Rss, counted_folio, owned, pmd_pages, splits, within};
 use crate::policy::{MapPolicy, Strategy, by_policy};
+use crate::protect::mark;
 use core::num::NonZeroU32;
 use mm_arch::{Arch, Entry, Level, Live, Liveness, Markers, NonPresent, VirtRange, respect};
 use mm_folio::FolioFlags;
@@ -49,16 +50,20 @@ pub(crate) struct How {
     pub pages: Pages,
     /// Flags of the mapping.
     pub vma: VmaFlags,
+    /// Pages stay write-protected by userfaultfd: their object has them still, and the
+    /// mapping is registered (rule UFFD-05).
+    pub keeps_wp: bool,
 }
 
 impl How {
     /// All of what `vma` maps; the mapping stays.
     pub fn discard(vma: &Vma) -> Self {
-        How { guards: Guards::Keep, pages: Pages::All, vma: vma.flags() }
+        let keeps_wp = vma.backing().is_some() && vma.flags().contains(VmaFlags::UFFD_WP);
+        How { guards: Guards::Keep, pages: Pages::All, vma: vma.flags(), keeps_wp }
     }
     /// The same; the mapping goes.
     pub fn remove(vma: &Vma) -> Self {
-        How { guards: Guards::Drop, ..How::discard(vma) }
+        How { guards: Guards::Drop, keeps_wp: false, ..How::discard(vma) }
     }
 }
 
@@ -188,6 +193,10 @@ fn zap_present<'m, B: Strategy, L: Liveness, P: RmapPlatform>(
         dirty |= old.is_dirty();
         young |= old.is_young();
     });
+    // A run has the mark or has it not.
+    if how.keeps_wp && e.is_uffd_wp() {
+        mark::<P>(table, i, run.nr(), Markers::UFFD_WP);
+    }
     to.rss.add(RssKind::of(folio), n.get().into());
     munlock_unmapped(how.vma, folio);
     if !folio.is_anon() {
@@ -233,6 +242,7 @@ fn zap_nonpresent<'m, B: Strategy, P: RmapPlatform>(
         Some(NonPresent::Marker(m)) if m.contains(Markers::GUARD) && how.guards == Guards::Keep => {
             return 1;
         }
+        Some(NonPresent::Marker(m)) if m.contains(Markers::UFFD_WP) && how.keeps_wp => return 1,
         // Private pages, wherever they are now.
         Some(NonPresent::Swap(_) | NonPresent::Device { .. } | NonPresent::Hwpoison(_))
             if how.pages == Pages::OfObject =>
@@ -242,6 +252,9 @@ fn zap_nonpresent<'m, B: Strategy, P: RmapPlatform>(
         Some(NonPresent::Swap(slot)) => {
             let nr = if B::ON { table.swap_run(i, e, limit).nr() } else { 1 };
             table.drop_nonpresent(i, nr);
+            if how.keeps_wp && e.swap_bits().uffd_wp {
+                mark::<P>(table, i, nr, Markers::UFFD_WP);
+            }
             rss.add(RssKind::Swap, nr as u64);
             put_swap(mm.platform(), SlotRun::new(slot, nr as u32));
             return nr;

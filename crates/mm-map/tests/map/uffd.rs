@@ -3,11 +3,13 @@
 mod generic {
     use crate::common::*;
     use mm_arch::{Arch, Entry, Level, Markers, MigrationKind, NonPresent, Rights, SwapBits};
+    use mm_folio::{FileId, Get};
     use mm_map::{
-        Advice, MapError, OldPlace, UffdMode, WpChange, fork, madvise, mprotect, mremap_move,
-        uffd_register, uffd_unregister, uffd_wp, uffd_zeropage,
+        Advice, MapError, OldPlace, UffdMode, WpChange, fork, madvise, mmap_backing, mprotect,
+        mremap_move, munmap, uffd_register, uffd_unregister, uffd_wp, uffd_zeropage,
     };
-    use mm_vma::{Platform, VmaFlags};
+    use mm_rmap::model::ModelObject;
+    use mm_vma::{BackingKind, Mm, Platform, RssKind, VmaFlags};
 
     const WP: UffdMode = UffdMode::WP;
     const MARKED: UffdMode = UffdMode::WP.union(UffdMode::WP_UNPOPULATED);
@@ -321,6 +323,51 @@ mod generic {
         audit(&m, &[&p]);
         finish(&m, vec![p]);
     }
+
+    pub fn pages_of_objects_stay_protected<A: Arch>() {
+        if !A::HAS_UFFD_WP {
+            return;
+        }
+        let m = new_machine::<A>();
+        let shared = RW | VmaFlags::SHARED | VmaFlags::MAYREAD | VmaFlags::MAYWRITE;
+        for (kind, mode, accepted) in [
+            (BackingKind::Shmem, WP, true),
+            (BackingKind::Shmem, WP | UffdMode::MISSING, false),
+            (BackingKind::File, WP, false),
+        ] {
+            let p: Space<A> = Mm::new(m.clone()).expect("space");
+            let o = ModelObject::new(&m, FileId(1), kind, false);
+            mmap_backing(&mut p.write(), pages::<A>(0, 16), shared, o.clone(), 0).expect("free");
+            let registered = uffd_register(&BATCHED, &mut p.write(), pages::<A>(0, 16), mode);
+            assert_eq!(registered.is_ok(), accepted, "{kind:?} {mode:?}");
+            if accepted {
+                // Page 0 is mapped; the object has the others, if there are any.
+                let folio = o.add(0, 0).expect("memory");
+                folio.grab::<Get>(1).expect("fits").hand_over();
+                folio.add_file_ptes(0, nz(1), p.id());
+                p.counters().add(RssKind::of(folio), 1);
+                let prot = A::prot(p.read().find(va::<A>(0)).expect("mapped").protection());
+                set_pte::<A>(&p, 0, E::<A>::leaf(folio.head(), prot, Level::Pte));
+                protect::<A>(&p, 0, 4);
+                assert_eq!(
+                    (protected::<A>(&p, 0, 16), marked::<A>(&p, 0, 16)),
+                    (vec![0], vec![1, 2, 3])
+                );
+                assert!(!pte::<A>(&p, 0).is_writable(Level::Pte));
+                // The pages are still there.
+                madvise(&BATCHED, &mut p.write(), pages::<A>(0, 3), Advice::DontNeed)
+                    .expect("mapped");
+                assert_eq!(marked::<A>(&p, 0, 16), [0, 1, 2, 3]);
+                unprotect::<A>(&p, 1, 1);
+                assert_eq!(marked::<A>(&p, 0, 16), [0, 2, 3]);
+                munmap(&BATCHED, &mut p.write(), pages::<A>(2, 1)).expect("memory");
+                uffd_unregister(&BATCHED, &mut p.write(), pages::<A>(0, 16)).expect("memory");
+                assert_eq!(which::<A>(&p, 0, 16, |e| !e.is_none()), [] as [u64; 0]);
+            }
+            drop(o);
+            finish(&m, vec![p]);
+        }
+    }
 }
 
 on_all! {
@@ -342,4 +389,6 @@ on_all! {
     rights_and_protection_go_together;
     /// Rules: ANON-02.
     zero_pages_on_request;
+    /// Rules: UFFD-04, UFFD-05, MPROT-05.
+    pages_of_objects_stay_protected;
 }
