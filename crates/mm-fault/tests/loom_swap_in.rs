@@ -3,7 +3,6 @@
 //! | race | threads | test |
 //! |---|---|---|
 //! | F-RACE-26 | fault; fault | `a_page_comes_back_once` |
-//! | F-RACE-26 | fault; fault, discard, store, swap out again | `a_slot_that_is_used_again_has_its_new_content` |
 #![cfg(loom)]
 
 mod common;
@@ -11,11 +10,10 @@ mod common;
 use common::*;
 use mm_arch::model::ModelWord;
 use mm_fault::{FaultFlags, FaultOutcome};
-use mm_folio::Get;
-use mm_rmap::model::{ModelConfig, UnmapBy, machine, swap_out, unmap_to_swap};
-use mm_sync::model::{Bounds, caught, holds_with};
+use mm_rmap::model::{ModelConfig, UnmapBy, machine, swap_out};
+use mm_sync::model::{Bounds, holds_with};
 use mm_sync::thread::spawn;
-use mm_vma::{Platform, RssKind, SwapSpace};
+use mm_vma::{RssKind, SwapSpace};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -59,36 +57,4 @@ fn a_page_comes_back_once() {
         let model = move || both_fault(asynchronous);
         holds_with("swap-in vs swap-in", Bounds::at_most(2), model);
     }
-}
-
-/// While one thread waits for the folio of the swap cache, the page is discarded, stored to
-/// and swapped out again, to the same slot.
-fn reused() {
-    let p = process(true);
-    let old = p.machine().memmap().folio(p.pfn(0)).head();
-    {
-        let own = p.machine().memmap().folio(old).grab::<Get>(1).expect("room");
-        let locked = own.folio().lock();
-        p.machine().slots().add(&locked).expect("room");
-        unmap_to_swap(p.machine(), &locked, UnmapBy::Run).expect("no pins");
-    }
-    let other = spawn({
-        let p = p.clone();
-        move || p.fault(0, FaultFlags::empty())
-    });
-    p.fault(0, FaultFlags::WRITE);
-    p.discard(0);
-    p.write(0, 9);
-    // Somebody may hold it: then it stays in memory, and is as good.
-    swap_out(p.machine(), p.pfn(0), UnmapBy::Run);
-    other.join().expect("joins");
-    assert_eq!(p.read(0), 9);
-    end(p);
-}
-
-/// Rules: SWPI-02, F-RACE-26.
-#[test]
-fn a_slot_that_is_used_again_has_its_new_content() {
-    holds_with("swap-in vs reuse of the slot", Bounds::at_most(2), reused);
-    caught("swap-in vs reuse of the slot", "fault.swap.no_recheck", reused);
 }
