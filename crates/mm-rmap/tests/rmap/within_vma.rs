@@ -158,6 +158,52 @@ fn a_shifted_mapping_is_found() {
     shifted::<ModelCont<16, 4>>();
 }
 
+/// A leaf that a first look saw and that was split by the time of the lock: the walk goes on
+/// with the entries.
+///
+/// Rules: PVMW-04, PVMW-10.
+#[test]
+fn a_leaf_that_is_split_under_the_walk_is_found_page_by_page() {
+    let p = machine_of::<A>();
+    let mm = space(&p);
+    let n = per_pmd::<A>();
+    mmap(&mm, 0, 4 * n);
+    let pfn = fault_pmd::<A>(&mm, n).expect("mapped");
+    // One leaf at first.
+    let hits = |split: bool| {
+        let mut walk =
+            MappedWalk::<P<A>, Strict>::over(&mm, stay(), va::<A>(n), n, (pfn, n), Seek::Mappings);
+        let (mut leaves, mut ptes) = (0, 0);
+        loop {
+            match walk.next_hit() {
+                None => return (leaves, ptes),
+                Some(Hit::Pte(_)) => ptes += 1,
+                Some(Hit::Pmd(_)) => {
+                    leaves += 1;
+                    if split {
+                        walk.split_pmd();
+                    }
+                }
+            }
+        }
+    };
+    assert_eq!(hits(false), (1, 0));
+    assert_eq!(hits(true), (1, n));
+    assert_eq!(hits(true), (0, n), "it is a table now");
+    // A leaf of other frames ends the walk; so does one that stands for them.
+    let mut walk = MappedWalk::<P<A>, Strict>::over(
+        &mm,
+        stay(),
+        va::<A>(n),
+        n,
+        (pfn.add(n), n),
+        Seek::Mappings,
+    );
+    assert!(walk.next_hit().is_none());
+    drop(walk);
+    exit(mm);
+}
+
 /// Rules: PVMW-01, PVMW-02, PVMW-11.
 #[test]
 fn a_pmd_entry_is_hit_once_and_its_lock_given_back() {

@@ -72,6 +72,7 @@ fn no_cpu_goes_on_by_a_table_that_was_cut_off() {
             }
             p.store(page(7), 47).expect("store");
         }
+        m.settle();
         assert_eq!(audit(&m, [&p], []), []);
         p.exit();
         m.settle();
@@ -94,8 +95,31 @@ fn every_whole_block_of_a_range_is_collapsed() {
     }
     let none = p.collapse(pages(1, 511));
     assert_eq!(none, Err(CollapseError::NotAllowed(page(1))));
+    m.settle();
     assert_eq!(audit(&m, [&p], []), []);
     p.exit();
+}
+
+/// Rules: COLL-01, COLL-04, S-KH5.
+#[test]
+fn pages_in_swap_are_brought_in_first() {
+    let m = machine();
+    m.host().swap().add::<A>(4096).expect("memory");
+    let p = filled(&m, 512);
+    p.madvise_pageout(pages(3, 1)).expect("paged out");
+    p.madvise_pageout(pages(200, 20)).expect("paged out");
+    assert_eq!(p.mm().counters().get(RssKind::Swap), 21);
+    p.collapse(pages(0, 512)).expect("collapsed");
+    assert_eq!(order_at(&m, &p, 0), 9);
+    assert_eq!(p.mm().counters().get(RssKind::Swap), 0);
+    for i in 0..512 {
+        assert_eq!(p.load(page(i)), Ok(40 + i));
+    }
+    m.settle();
+    assert_eq!(audit(&m, [&p], []), []);
+    p.exit();
+    m.settle();
+    assert_eq!(leaks(&m), []);
 }
 
 /// Rules: COLL-04, S-KH9.
@@ -115,6 +139,7 @@ fn shared_memory_is_collapsed_in_its_object() {
     // A pin keeps the page where it is.
     let pin = p.pin(page(9), 1, mm_gup::GupFlags::WRITE).expect("pinned");
     assert_eq!(p.collapse(pages(0, 512)).map_err(|e| e.errno()), Err("EAGAIN"));
+    m.settle();
     assert_eq!(audit(&m, [&p, &q], [&pin]), []);
     drop(pin);
     p.collapse(pages(0, 512)).expect("collapsed");
@@ -131,6 +156,7 @@ fn shared_memory_is_collapsed_in_its_object() {
             assert_eq!(q.load(page(1 + i)), Ok(expected));
         }
     }
+    m.settle();
     assert_eq!(audit(&m, [&p, &q], []), []);
     p.exit();
     q.exit();
