@@ -100,6 +100,8 @@ pub fn suspend_mappings<'p, P: RmapPlatform>(
 ) -> Result<Suspended<'p, P>, MappingStays> {
     let folio = locked.folio();
     let (home, index) = match (folio.anon(), folio.file()) {
+        // A merged page has no tree that leads back to its entries.
+        _ if folio.has(FolioFlags::KSM) => return Err(MappingStays),
         (Some((id, index)), _) => (Home::Anon(id), index),
         (None, Some((id, index))) => (Home::File(id), index),
         (None, None) => return Err(MappingStays),

@@ -242,9 +242,10 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
     }
 }
 
-/// What is mapped of a range with a hole is dropped all the same.
+/// What is mapped of a range with a hole is dropped all the same, and what lies below a
+/// mapping that refuses.
 fn dropped(r: &Result<(), MapError>) -> bool {
-    matches!(r, Ok(()) | Err(MapError::Hole(_)))
+    matches!(r, Ok(()) | Err(MapError::Hole(_) | MapError::Invalid(_)))
 }
 
 fn vma_rights(prot: Prot) -> VmaFlags {
