@@ -2,7 +2,7 @@
 //!
 //! A fuzzer that the pinned toolchain has all parts of: it changes values of a corpus, gives
 //! them to the command in batches, and keeps what it answers in a new way (another kind of
-//! entry, another set of faults). Any value must be explained: the command ends well, says
+//! entry, a fault that no such entry had). Any value must be explained: the command ends well, says
 //! one JSON object per value, and its fields are the 64 bits of the value, each once.
 //!
 //! `xtask/corpus/pte.txt` is the corpus, a line per value: format, level, value.
@@ -68,7 +68,9 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
                     Ok(said) => {
                         tried += chunk.len();
                         for (value, answer) in chunk.iter().zip(said) {
-                            if answers.insert((place.clone(), answer)) && round > 0 {
+                            let before = answers.len();
+                            answers.extend(answer.into_iter().map(|a| (place.clone(), a)));
+                            if answers.len() > before && round > 0 {
                                 known.push(*value);
                                 _ = writeln!(new, "{} {} {value:016x}", place.0, place.1);
                             }
@@ -82,12 +84,14 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
     if o.keep {
         fs::write(&file, text + &new).map_err(Error::file(&file))?;
     }
-    Ok(Outcome::Ok(format!(
+    let line = format!(
         "{tried} values, {} formats and levels, {} kinds of answers, {} of them not in the corpus",
         places.len(),
         answers.len(),
         new.lines().count()
-    )))
+    );
+    println!("{line}");
+    Ok(Outcome::Ok(line))
 }
 
 /// The values of a corpus; the first line that is none.
@@ -127,12 +131,15 @@ fn places(mmlab: &PathBuf) -> Result<Vec<Place>, Error> {
     Ok(places)
 }
 
+/// What may be new about an answer: the kind of entry, alone and with each of its faults.
+type Answer = Vec<String>;
+
 /// How the command answers each of `values`; or why that is no answer.
 fn ask(
     mmlab: &PathBuf,
     place: &Place,
     values: &[u64],
-) -> Result<Result<Vec<String>, String>, Error> {
+) -> Result<Result<Vec<Answer>, String>, Error> {
     let mut c = decode(mmlab, place, values);
     let out = c.output().map_err(|e| cmd::spawn_error(&c, &e))?;
     let said = String::from_utf8_lossy(&out.stdout);
@@ -159,8 +166,8 @@ fn ask(
     Ok(Ok(answers))
 }
 
-/// What is new or not about an answer: the kind of entry and what is wrong with it.
-fn answer(said: &Value, value: u64) -> Result<String, String> {
+/// An answer, if it is one for `value`.
+fn answer(said: &Value, value: u64) -> Result<Answer, String> {
     let number = |v: &Value| {
         let text = v.as_str().and_then(|s| s.strip_prefix("0x"));
         text.and_then(|s| u64::from_str_radix(s, 16).ok()).ok_or_else(|| format!("no number: {v}"))
@@ -182,12 +189,12 @@ fn answer(said: &Value, value: u64) -> Result<String, String> {
     if covered != !0 || again != value {
         return Err(format!("fields of {covered:#x} that make {again:#x}"));
     }
-    let mut key = said["meaning"]["kind"].as_str().ok_or("no kind")?.to_owned();
+    let kind = said["meaning"]["kind"].as_str().ok_or("no kind")?;
+    let mut answer = vec![kind.to_owned()];
     for fault in said["faults"].as_array().ok_or("no faults")? {
-        key += "; ";
-        key += fault["what"].as_str().ok_or("no words for a fault")?;
+        answer.push(format!("{kind}; {}", fault["what"].as_str().ok_or("no words for a fault")?));
     }
-    Ok(key)
+    Ok(answer)
 }
 
 /// Numbers that look random and are the same each time (SplitMix64).
@@ -234,7 +241,7 @@ mod tests {
     fn wrong_answers_are_seen() {
         let good = r#"{"raw":"0x5","meaning":{"kind":"leaf"},"fields":[{"shift":0,"width":60,"value":"0x5"},{"shift":60,"width":4,"value":"0x0"}],"faults":[{"what":"f"}]}"#;
         let of = |text: &str, value| answer(&serde_json::from_str(text).expect("JSON"), value);
-        assert_eq!(of(good, 5), Ok("leaf; f".to_owned()));
+        assert_eq!(of(good, 5), Ok(vec!["leaf".to_owned(), "leaf; f".to_owned()]));
         assert!(of(good, 4).is_err());
         for (from, to) in
             [("60,\"v", "59,\"v"), ("\"shift\":60", "\"shift\":59"), ("0x0", "0x1"), ("kind", "x")]
