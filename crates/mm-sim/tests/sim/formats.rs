@@ -2,7 +2,7 @@
 
 use mm_arch::cont::ContEntry;
 use mm_arch::model::{ModelCont, ModelPair, ModelWord};
-use mm_arch::{Arch, VirtAddr, VirtRange};
+use mm_arch::{Arch, Entry, VirtAddr, VirtRange};
 use mm_arm64::{Arm64, Granule, Granule4K, Granule16K, Granule64K};
 use mm_fault::{OrderMode, ThpMode};
 use mm_gup::GupFlags;
@@ -148,12 +148,22 @@ fn blocks<G: Granule, const BLOCK: usize>() {
     m.settle();
     assert_eq!(audit(&m, [&p, &child], []), []);
     child.exit();
+    // A folio is given up whole or split before, so no block is given up in part.
+    p.madvise_free(pages(nr)).expect("given up");
+    assert_eq!(folded(&p), nr);
+    let walk = p.mm().tables().pin();
+    for i in 0..nr {
+        let Step::Table(_, ptes) = walk.walk(page(i)) else { panic!("no table for page {i}") };
+        let e = ptes.pte(ptes.index_of(page(i)));
+        assert!(!e.is_dirty() && !e.is_young(), "page {i}: {e:?}");
+    }
+    drop(walk);
     p.exit();
     m.settle();
     assert_eq!(leaks(&m), []);
 }
 
-/// Rules: A64-01, CONT-02, CONT-07, CONT-16, GUPF-16.
+/// Rules: A64-01, ACC-14, CONT-02, CONT-07, CONT-13, CONT-16, GUPF-16.
 #[test]
 fn blocks_are_folded_and_taken_by_hint() {
     blocks::<Granule4K, 16>();
