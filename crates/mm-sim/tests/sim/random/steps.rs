@@ -26,7 +26,7 @@ pub struct Step {
 }
 
 /// Kinds of operations.
-pub const KINDS: u8 = 51;
+pub const KINDS: u8 = 58;
 
 /// Writes the steps as a scenario, leaving out what could not be.
 pub fn scenario(steps: &[Step]) -> String {
@@ -107,6 +107,16 @@ pub fn scenario(steps: &[Step]) -> String {
             46 => format!("uffd {proc} {range} unregister\nevents {proc}"),
             // The device is small: some do not find room.
             47..=49 => format!("madvise {proc} {range} pageout"),
+            50 => format!("madvise {proc} {region} collapse"),
+            51 => format!("mlock {proc} {range}{}", if value % 3 == 0 { " onfault" } else { "" }),
+            52 => format!("munlock {proc} {range}"),
+            // Few different values, so that pages are equal.
+            53 | 54 => {
+                let value = 1 + value % 3;
+                format!("madvise {proc} {region} mergeable\nfill {proc} {range} {value}")
+            }
+            55 => "ksmscan 2".to_string(),
+            56 => format!("madvise {proc} {range} unmergeable"),
             _ => format!("observe {proc} {region}\nfaults {proc}\nvmas {proc} {region}\nstats"),
         };
         s.push_str(&line);
