@@ -78,8 +78,9 @@ impl Preset {
     /// The derived goldens are what whole-folio reuse prints; for random scenarios with
     /// swap nobody has derived them. A series without it prints what mainline does.
     /// One page at a time, pages that were given up go until one is found that was stored
-    /// to: their content has a golden of its own.
-    pub fn golden(self, scenario: &Entry) -> (Option<&str>, Mode) {
+    /// to: their content has a golden of its own. Not where the format has `blocks`, which
+    /// say of all their pages that there was a store.
+    pub fn golden(self, scenario: &Entry, blocks: bool) -> (Option<&str>, Mode) {
         let mainline = scenario.golden.as_deref();
         match self {
             Preset::Linux618 => (mainline, Mode::Full),
@@ -90,6 +91,7 @@ impl Preset {
             },
             Preset::Series => (mainline, Mode::Full),
             Preset::Best => (mainline, Mode::ContentOnly),
+            Preset::Baseline if blocks => (mainline, Mode::ContentOnly),
             Preset::Baseline => (scenario.page.as_deref().or(mainline), Mode::ContentOnly),
         }
     }

@@ -18,6 +18,8 @@ pub struct Format {
     pub name: &'static str,
     /// Bytes of a page.
     pub page_size: u64,
+    /// Whether entries form contiguous blocks.
+    pub blocks: bool,
     /// Its levels, root first.
     pub levels: &'static [Level],
     /// Base pages under one entry of a level, as an order.
@@ -69,6 +71,7 @@ impl Format {
         Format {
             name: A::NAME,
             page_size: 1 << A::PAGE_SHIFT,
+            blocks: A::CONT > 1,
             run: mm_sim::run::<A>,
             run_counting: mm_sim::run_counting::<A>,
             dump: mm_sim::run_dumping::<A>,

@@ -239,7 +239,7 @@ fn check_one(
     entry: &Entry,
     scenario: &Scenario,
 ) -> Result<BlockCounts, Failure> {
-    let (golden, mode) = policy.golden(entry);
+    let (golden, mode) = policy.golden(entry, format.blocks);
     let Some(golden) = golden else {
         let path = golden_path(&entry.path);
         return Err(Failure::BadInput(format!("{}: no such golden file", path.display())));

@@ -255,18 +255,21 @@ fn bad_entries() {
 #[test]
 fn what_is_not_built_is_named_and_counts_as_failed() {
     let dir = folder("not-built");
-    fs::write(dir.join("s.scn"), "note before\nswap 4M\n").expect("scenario");
+    let text_of = "note before\nmmap p0 A 4 anon rw private\nmadvise p0 A dontneed_locked\n";
+    fs::write(dir.join("s.scn"), text_of).expect("scenario");
     fs::write(dir.join("golden/s.json"), r#"{"line":1,"op":"note","text":"before"}"#)
         .expect("golden");
     let path = dir.join("s.scn").display().to_string();
     let out = mmlab(&["run", &path, "--check", "--memory", "16M"]);
     assert_eq!(out.status.code(), Some(1));
-    let expected = format!("s: operation `swap` is not built yet ({path}:2)\n0 passed, 1 failed\n");
+    let expected = format!(
+        "s: operation `madvise dontneed_locked` is not built yet ({path}:3)\n0 passed, 1 failed\n"
+    );
     assert_eq!(text(&out.stdout), expected);
     let out = mmlab(&["run", &path, "--memory", "16M"]);
     assert_eq!(out.status.code(), Some(1));
     assert_eq!(text(&out.stdout), "{\"line\":1,\"op\":\"note\",\"text\":\"before\"}\n");
-    assert!(text(&out.stderr).contains("operation `swap` is not built yet"));
+    assert!(text(&out.stderr).contains("operation `madvise dontneed_locked` is not built yet"));
 }
 
 #[test]

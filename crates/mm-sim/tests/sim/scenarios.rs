@@ -33,7 +33,7 @@ fn all_pass<A: Arch>(preset: Preset) {
     let mut failures = Vec::new();
     for entry in supported() {
         let scenario = Scenario::parse(&entry.name, &entry.text).expect("parses");
-        let (golden, mode) = preset.golden(&entry);
+        let (golden, mode) = preset.golden(&entry, A::CONT > 1);
         let golden = Record::read_all(golden.expect("has a golden")).expect("golden");
         let mut got = Vec::new();
         let result = run::<A>(&scenario, &preset.policy(), &options(), &mut |r| got.push(r));
