@@ -4,6 +4,7 @@ mod dio;
 mod gup_fast;
 mod gup_slow;
 mod line;
+mod reclaim;
 pub mod reference;
 mod register_buffers;
 mod request;
@@ -21,6 +22,9 @@ pub enum Table {
     GupSlow,
     /// Patch series 003: write faults after fork and exit, four reuse policies.
     Reuse,
+    /// Patch series 004: unmapping by reclaim, four policies, files, lazily freed memory and
+    /// what userfaultfd write-protects.
+    Reclaim,
     /// The pin share of O_DIRECT reads, blocks of 64 KiB and 1 MiB.
     Dio,
     /// The pin share of one registration of 1 GiB with io_uring.
@@ -31,13 +35,16 @@ pub enum Table {
 
 impl Table {
     /// What is printed where nothing is named: the series themselves.
-    const SERIES: [Table; 3] = [Table::GupFast, Table::GupSlow, Table::Reuse];
+    const SERIES: [Table; 4] = [Table::GupFast, Table::GupSlow, Table::Reuse, Table::Reclaim];
 }
+
+/// What is reclaimed is made anew in each round.
+const RECLAIM_ROUNDS: usize = 5;
 
 /// Arguments of `mmlab repro`.
 #[derive(Args, Debug)]
 pub struct ReproArgs {
-    /// Which tables; gup-fast, gup-slow and reuse by default.
+    /// Which tables; gup-fast, gup-slow, reuse and reclaim by default.
     tables: Vec<Table>,
     /// One JSON object per line and cell instead of tables.
     #[arg(long)]
@@ -45,6 +52,9 @@ pub struct ReproArgs {
     /// Interleaved rounds per cell.
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(3..=1000))]
     rounds: u32,
+    /// MiB of the region of `reclaim`.
+    #[arg(long, default_value_t = 1024, value_name = "MIB", value_parser = clap::value_parser!(u64).range(32..=32768))]
+    size: u64,
 }
 
 /// Runs `mmlab repro`.
@@ -60,6 +70,9 @@ pub fn main(args: &ReproArgs) -> ExitCode {
             Table::GupFast => gup_fast::main(rounds, json),
             Table::GupSlow => gup_slow::main(rounds, json),
             Table::Reuse => reuse::main(rounds, json),
+            Table::Reclaim => {
+                reclaim::main(rounds.min(RECLAIM_ROUNDS), args.size << 20 >> 21 << 21, json)
+            }
             Table::Dio => dio::main(rounds, json),
             Table::RegisterBuffers => register_buffers::main(rounds, json),
             Table::All => Ok(()),
