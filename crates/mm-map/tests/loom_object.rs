@@ -10,16 +10,13 @@
 use mm_arch::model::ModelWord;
 use mm_arch::{Arch, Entry, Level, VirtAddr, VirtRange};
 use mm_fault::{FaultFlags, FaultPolicy, ThpPolicy, handle_fault};
-use mm_folio::{FileId, FolioFlags, FolioRun, Get};
+use mm_folio::{FileId, FolioFlags};
 use mm_map::{MapPolicy, Pages, evict_range, exit, mmap_backing, unmap_object};
 use mm_pgtable::{LockedEntry, TablesStay};
 use mm_rmap::model::{ModelConfig, ModelObject, ModelPlatform, machine};
-use mm_sync::atomic::{AtomicU64, Ordering::Relaxed};
 use mm_sync::model::{Bounds, caught, holds_with};
 use mm_sync::thread::spawn;
-use mm_vma::{
-    Backing, BackingError, BackingKind, FoundPage, Mm, PageCache, PageRequest, Platform, VmaFlags,
-};
+use mm_vma::{BackingKind, Mm, Platform, VmaFlags};
 use std::sync::Arc;
 
 type A = ModelWord<4>;

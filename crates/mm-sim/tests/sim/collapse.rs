@@ -1,30 +1,15 @@
 //! Collapse on a machine with CPUs that cache.
 
-use mm_arch::{Entry, Level, VirtAddr, VirtRange};
+use crate::common::*;
+use mm_arch::{Entry, Level};
 use mm_fault::ShmemMode;
 use mm_map::CollapseError;
 use mm_pgtable::LockedEntry;
 use mm_sim::*;
 use mm_vma::{Platform, RssKind, VmaFlags};
-use mm_x86::X86_64;
 
-type A = X86_64;
-type M = Machine<A>;
-type P = Process<A>;
-
-const BASE: u64 = 0x1000_0000_0000;
-const RW: VmaFlags = VmaFlags::READ.union(VmaFlags::WRITE);
-
-fn page(i: u64) -> VirtAddr {
-    VirtAddr::new(BASE + i * 4096)
-}
-fn pages(first: u64, n: u64) -> VirtRange {
-    VirtRange::units(page(first), n, 12).expect("range")
-}
 fn machine() -> M {
-    let config =
-        MachineConfig { bytes: 64 << 20, cpus: 2, poison: true, ..MachineConfig::default() };
-    Machine::new(config, Preset::Best.policy()).expect("machine")
+    machine_of(64)
 }
 fn filled(m: &M, n: u64) -> P {
     let p = m.spawn().expect("process");

@@ -1,7 +1,8 @@
 //! Files and shared memory on the machine: what processes see, what the entries are,
 //! and that every audit holds after every step.
 
-use mm_arch::{Arch, Entry, Level, Pfn, Rights, VirtAddr, VirtRange};
+use crate::common::*;
+use mm_arch::{Arch, Entry, Level, Pfn, Rights, VirtAddr};
 use mm_fault::{FaultSignal, ShmemMode};
 use mm_folio::{Folio, FolioFlags};
 use mm_gup::GupFlags;
@@ -9,29 +10,15 @@ use mm_map::{Advice, OldPlace};
 use mm_pgtable::LockedEntry;
 use mm_sim::*;
 use mm_vma::{Backing, MmRead, Platform, RssKind, VmaFlags};
-use mm_x86::X86_64;
 use std::sync::Arc;
 
-type A = X86_64;
-type M = Machine<A>;
-type P = Process<A>;
 type E = <A as Arch>::Entry;
 
-const BASE: u64 = 0x1000_0000_0000;
 const R: VmaFlags = VmaFlags::READ;
-const RW: VmaFlags = VmaFlags::READ.union(VmaFlags::WRITE);
 const SHARED: VmaFlags = RW.union(VmaFlags::SHARED);
 
-fn page(i: u64) -> VirtAddr {
-    VirtAddr::new(BASE + i * 4096)
-}
-fn pages(first: u64, n: u64) -> VirtRange {
-    VirtRange::units(page(first), n, 12).expect("range")
-}
 fn machine() -> M {
-    let config =
-        MachineConfig { bytes: 32 << 20, cpus: 2, poison: true, ..MachineConfig::default() };
-    Machine::new(config, Preset::Best.policy()).expect("machine")
+    machine_of(32)
 }
 /// What page `index` of a file that was `written` starts with.
 fn tag(index: u64) -> u64 {

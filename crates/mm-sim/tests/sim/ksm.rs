@@ -1,6 +1,7 @@
 //! Pages merged by content.
 
-use mm_arch::{Entry, Level, Pfn, Rights, VirtAddr, VirtRange};
+use crate::common::*;
+use mm_arch::{Entry, Level, Pfn, Rights};
 use mm_fault::{OrderMode, ThpMode};
 use mm_folio::FolioFlags;
 use mm_gup::GupFlags;
@@ -8,26 +9,10 @@ use mm_map::{Advice, Ksm, KsmPass};
 use mm_pgtable::LockedEntry;
 use mm_rmap::RmapPlatform;
 use mm_sim::*;
-use mm_vma::{Platform, VmaFlags};
-use mm_x86::X86_64;
+use mm_vma::Platform;
 
-type A = X86_64;
-type M = Machine<A>;
-type P = Process<A>;
-
-const BASE: u64 = 0x1000_0000_0000;
-const RW: VmaFlags = VmaFlags::READ.union(VmaFlags::WRITE);
-
-fn page(i: u64) -> VirtAddr {
-    VirtAddr::new(BASE + i * 4096)
-}
-fn pages(first: u64, n: u64) -> VirtRange {
-    VirtRange::units(page(first), n, 12).expect("range")
-}
 fn machine() -> M {
-    let config =
-        MachineConfig { bytes: 32 << 20, cpus: 2, poison: true, ..MachineConfig::default() };
-    Machine::new(config, Preset::Best.policy()).expect("machine")
+    machine_of(32)
 }
 /// A process with `n` mergeable pages of the same content.
 fn filled(m: &M, n: u64) -> P {

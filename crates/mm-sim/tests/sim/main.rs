@@ -4,6 +4,7 @@
 #![cfg(not(loom))]
 
 mod collapse;
+mod common;
 mod files;
 mod formats;
 mod ksm;

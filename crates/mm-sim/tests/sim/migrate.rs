@@ -1,6 +1,7 @@
 //! Memory that moves while processes use it.
 
-use mm_arch::{Entry, Level, Pfn, VirtAddr, VirtRange};
+use crate::common::*;
+use mm_arch::{Entry, Level, Pfn};
 use mm_fault::{OrderMode, ShmemMode, ThpMode};
 use mm_folio::{FolioFlags, Get};
 use mm_gup::{GupErrorKind, GupFlags};
@@ -8,27 +9,12 @@ use mm_pgtable::LockedEntry;
 use mm_rmap::{Batching, Leaves, MigrationError, suspend_mappings};
 use mm_sim::*;
 use mm_vma::{Platform, RssKind, VmaFlags};
-use mm_x86::X86_64;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-type A = X86_64;
-type M = Machine<A>;
-type P = Process<A>;
-
-const BASE: u64 = 0x1000_0000_0000;
-const RW: VmaFlags = VmaFlags::READ.union(VmaFlags::WRITE);
 const SHARED: VmaFlags = RW.union(VmaFlags::SHARED);
 
-fn page(i: u64) -> VirtAddr {
-    VirtAddr::new(BASE + i * 4096)
-}
-fn pages(first: u64, n: u64) -> VirtRange {
-    VirtRange::units(page(first), n, 12).expect("range")
-}
 fn machine() -> M {
-    let config =
-        MachineConfig { bytes: 64 << 20, cpus: 2, poison: true, ..MachineConfig::default() };
-    Machine::new(config, Preset::Best.policy()).expect("machine")
+    machine_of(64)
 }
 /// Faults get folios of this order.
 fn large(m: &M, order: u32) {

@@ -1,7 +1,8 @@
 //! Swap on the machine: bytes go out and come back, errors hit who reads, nothing is left.
 
+use crate::common::*;
 use core::num::NonZeroU32;
-use mm_arch::{Entry, Level, SwapSlot, VirtAddr, VirtRange, respect};
+use mm_arch::{Entry, Level, SwapSlot, respect};
 use mm_fault::{FaultSignal, ShmemMode};
 use mm_folio::{FolioFlags, FolioRef, FolioRun, Get};
 use mm_map::Advice;
@@ -9,27 +10,12 @@ use mm_pgtable::LockedEntry;
 use mm_rmap::swap_out_ptes;
 use mm_sim::*;
 use mm_vma::{Backing, Platform, RssKind, SlotRun, SwapSpace, VmaFlags, write_folio};
-use mm_x86::X86_64;
 use std::sync::Arc;
 
-type A = X86_64;
-type M = Machine<A>;
-type P = Process<A>;
-
-const BASE: u64 = 0x1000_0000_0000;
-const RW: VmaFlags = VmaFlags::READ.union(VmaFlags::WRITE);
 const SLOTS: u64 = 600;
 
-fn page(i: u64) -> VirtAddr {
-    VirtAddr::new(BASE + i * 4096)
-}
-fn pages(first: u64, n: u64) -> VirtRange {
-    VirtRange::units(page(first), n, 12).expect("range")
-}
 fn machine() -> M {
-    let config =
-        MachineConfig { bytes: 16 << 20, cpus: 2, poison: true, ..MachineConfig::default() };
-    let m = Machine::new(config, Preset::Best.policy()).expect("machine");
+    let m = machine_of(16);
     m.host().swap().add::<A>(SLOTS).expect("room");
     m
 }

@@ -1,0 +1,26 @@
+//! A machine of x86-64 with two CPUs, and the pages that programs use on it.
+
+use mm_arch::{VirtAddr, VirtRange};
+use mm_sim::{Machine, MachineConfig, Preset, Process};
+use mm_vma::VmaFlags;
+use mm_x86::X86_64;
+
+pub type A = X86_64;
+pub type M = Machine<A>;
+pub type P = Process<A>;
+
+pub const BASE: u64 = 0x1000_0000_0000;
+pub const RW: VmaFlags = VmaFlags::READ.union(VmaFlags::WRITE);
+
+pub fn page(i: u64) -> VirtAddr {
+    VirtAddr::new(BASE + i * 4096)
+}
+pub fn pages(first: u64, n: u64) -> VirtRange {
+    VirtRange::units(page(first), n, 12).expect("range")
+}
+/// With so much memory, under the policies of `best`.
+pub fn machine_of(mib: u64) -> M {
+    let config =
+        MachineConfig { bytes: mib << 20, cpus: 2, poison: true, ..MachineConfig::default() };
+    Machine::new(config, Preset::Best.policy()).expect("machine")
+}
