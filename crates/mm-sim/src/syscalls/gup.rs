@@ -213,6 +213,19 @@ impl<A: Arch, O: Events> Process<A, O> {
     ) -> Result<Pinned<A, O>, RemoteError> {
         self.hold(nr, true, |gup, out| gup.pin_fast(va, nr, flags, out))
     }
+    /// Pins `nr` pages from `va` on under the mmap lock, without trying the fast path.
+    ///
+    /// # Errors
+    ///
+    /// As [`pin`](Self::pin).
+    pub fn pin_slow(
+        &self,
+        va: VirtAddr,
+        nr: usize,
+        flags: GupFlags,
+    ) -> Result<Pinned<A, O>, RemoteError> {
+        self.hold(nr, true, |gup, out| gup.pin(va, nr, flags, out))
+    }
     /// Takes references of `nr` pages, as [`pin`](Self::pin).
     ///
     /// # Errors

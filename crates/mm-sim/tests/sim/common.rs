@@ -20,7 +20,11 @@ pub fn pages(first: u64, n: u64) -> VirtRange {
 }
 /// With so much memory, under the policies of `best`.
 pub fn machine_of(mib: u64) -> M {
+    machine_under(mib, Preset::Best)
+}
+/// With so much memory, under the policies of `preset`.
+pub fn machine_under(mib: u64, preset: Preset) -> M {
     let config =
         MachineConfig { bytes: mib << 20, cpus: 2, poison: true, ..MachineConfig::default() };
-    Machine::new(config, Preset::Best.policy()).expect("machine")
+    Machine::new(config, preset.policy()).expect("machine")
 }

@@ -11,6 +11,7 @@ mod ksm;
 mod migrate;
 mod planted;
 mod random;
+mod rows;
 mod scenarios;
 mod shadow_stack;
 mod swap;
