@@ -7,7 +7,7 @@ use crate::bits::{
 use crate::nonpresent::WHAT;
 use crate::{Arm64, Arm64Entry, Granule, Output};
 use mm_arch::explain::{Check, Explain, Fault, Field};
-use mm_arch::{Entry, Level, NonPresent};
+use mm_arch::{Entry, Level};
 
 const V: Field = Field::new("VALID", 0, 1, "hardware follows the entry");
 const T: Field = Field::new("TYPE", 1, 1, "a page or a table; clear: a block");
@@ -166,31 +166,6 @@ fn table(check: &mut Check<'_>) {
     }
 }
 
-fn nonpresent<G: Granule>(check: &mut Check<'_>, e: Arm64Entry<G>, level: Level) {
-    let raw = check.raw();
-    let place = matches!(level, Level::Pte | Level::Pmd);
-    check.fault(!place, raw, "a table of this level holds no entry without a translation");
-    let Some(what) = e.nonpresent(level) else {
-        check.fault(place && raw & WHAT == 0, raw, "flags of nothing");
-        for name in ["ZERO", "UNUSED"] {
-            check.zero(name, "bits that an entry without a translation does not use");
-        }
-        let unknown = e.type_offset(level).is_some();
-        check.fault(unknown, raw & WHAT, "a marker that means nothing");
-        return;
-    };
-    let migrates = matches!(what, NonPresent::Migration { .. } | NonPresent::Device { .. });
-    let misplaced = level == Level::Pmd && !migrates;
-    check.fault(misplaced, raw & WHAT, "a PMD is swapped or marked by its PTEs only");
-    match Arm64Entry::<G>::from_nonpresent(what, e.swap_bits()) {
-        Ok(made) => {
-            let other = made.bits() ^ raw;
-            check.fault(other != 0, other, "bits that this kind of entry does not use");
-        }
-        Err(_) => check.fault(true, raw & WHAT, "an offset that the kernel never hands out"),
-    }
-}
-
 impl<G: Granule> Explain for Arm64<G> {
     const PHYS_BITS: u32 = G::OUTPUT.bits();
     const LEAF_LEVELS: &'static [Level] = match G::HIGHEST_LEAF {
@@ -222,7 +197,7 @@ impl<G: Granule> Explain for Arm64<G> {
             let bits = PRESENT_INVALID | TYPE;
             check.fault(true, bits, "present, but neither followed nor a block");
         } else if !e.is_none() {
-            nonpresent(&mut check, e, level);
+            check.nonpresent(e, level, WHAT);
         }
     }
 }

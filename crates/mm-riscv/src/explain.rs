@@ -7,7 +7,7 @@ use crate::bits::{
 use crate::nonpresent::WHAT;
 use crate::{Mode, Riscv, RiscvEntry};
 use mm_arch::explain::{Check, Explain, Fault, Field};
-use mm_arch::{Entry, Level, NonPresent};
+use mm_arch::{Entry, Level};
 
 const V: Field = Field::new("V", 0, 1, "hardware follows the entry");
 const R: Field = Field::new("R", 1, 1, "loads go through");
@@ -83,29 +83,6 @@ fn leaf(check: &mut Check<'_>, level: Level) {
     }
 }
 
-fn nonpresent<M: Mode>(check: &mut Check<'_>, e: RiscvEntry<M>, level: Level) {
-    let raw = check.raw();
-    let place = matches!(level, Level::Pte | Level::Pmd);
-    check.fault(!place, raw, "a table of this level holds no entry without a translation");
-    let Some(what) = e.nonpresent(level) else {
-        check.fault(place && raw & WHAT == 0, raw, "flags of nothing");
-        check.zero("ZERO", "bits that an entry without a translation does not use");
-        let unknown = e.type_offset(level).is_some();
-        check.fault(unknown, raw & WHAT, "a marker that means nothing");
-        return;
-    };
-    let migrates = matches!(what, NonPresent::Migration { .. } | NonPresent::Device { .. });
-    let misplaced = level == Level::Pmd && !migrates;
-    check.fault(misplaced, raw & WHAT, "a PMD is swapped or marked by its PTEs only");
-    match RiscvEntry::<M>::from_nonpresent(what, e.swap_bits()) {
-        Ok(made) => {
-            let other = made.bits() ^ raw;
-            check.fault(other != 0, other, "bits that this kind of entry does not use");
-        }
-        Err(_) => check.fault(true, raw & WHAT, "an offset that the kernel never hands out"),
-    }
-}
-
 impl<M: Mode> Explain for Riscv<M> {
     const PHYS_BITS: u32 = 56;
     const LEAF_LEVELS: &'static [Level] = match M::HIGHEST_LEAF {
@@ -137,7 +114,7 @@ impl<M: Mode> Explain for Riscv<M> {
         } else if raw & VALID != 0 {
             check.fault(true, raw & LEAF, "memory at a level that maps none");
         } else if !e.is_none() {
-            nonpresent(&mut check, e, level);
+            check.nonpresent(e, level, WHAT);
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::paging::{Mode, Paging};
 use crate::saved_dirty;
 use crate::value::{BARE_ALLOWED, X86Value, frame_mask};
 use mm_arch::explain::{Check, Explain, Fault, Field};
-use mm_arch::{Arch, Entry, Level, NonPresent};
+use mm_arch::{Arch, Entry, Level};
 
 const P: Field = Field::new("P", 0, 1, "hardware follows the entry");
 const RW: Field = Field::new("RW", 1, 1, "ordinary stores go through");
@@ -208,16 +208,7 @@ fn nonpresent<L: Layout>(check: &mut Check<'_>, e: X86Value<L>, level: Level) {
         check.fault(unknown, OFFSET.mask(), "a marker that means nothing");
         return;
     };
-    let migrates = matches!(what, NonPresent::Migration { .. } | NonPresent::Device { .. });
-    let misplaced = level == Level::Pmd && !migrates;
-    check.fault(misplaced, TYPE.mask(), "a PMD is swapped or marked by its PTEs only");
-    match X86Value::<L>::from_nonpresent(what, e.swap_bits()) {
-        Ok(made) => {
-            let other = (made.bits() ^ check.raw()) & !(ACCESSED | DIRTY);
-            check.fault(other != 0, other, "bits that this kind of entry does not use");
-        }
-        Err(_) => check.fault(true, OFFSET.mask(), "an offset that the kernel never hands out"),
-    }
+    check.says(e, level, what, TYPE.mask() | OFFSET.mask(), ACCESSED | DIRTY);
 }
 
 impl<M: Mode> Explain for Paging<M> {
