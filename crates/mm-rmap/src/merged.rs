@@ -2,7 +2,8 @@
 //!
 //! A merged page belongs to no tree. It is mapped wherever an equal page was found, so it
 //! keeps a *place* for each: a tree, a linear index, and the address space in which it was
-//! found. Address spaces forked since then are in the same tree (rule RMAP-30).
+//! found. Address spaces forked since then are in the same tree (rule RMAP-30), and stay
+//! there when that one ends: the place is nobody's then, and kept for them.
 //!
 //! Pages are also found by their content here. A record holds no reference: a page that
 //! is freed is noticed when it is looked at, and the record forgotten.
@@ -24,11 +25,31 @@ pub struct MergedPlace {
     pub mm: MmId,
 }
 
+/// The same, once it is known.
+struct Known {
+    tree: AnonId,
+    index: u64,
+    /// `None` if the address space ended, but not all that were forked from it.
+    mm: Option<MmId>,
+}
+
+impl From<MergedPlace> for Known {
+    fn from(place: MergedPlace) -> Self {
+        Known { tree: place.tree, index: place.index, mm: Some(place.mm) }
+    }
+}
+
+impl Known {
+    fn is_at(&self, other: &Known) -> bool {
+        (self.tree, self.index) == (other.tree, other.index)
+    }
+}
+
 /// A merged page.
 pub(crate) struct Merged {
     checksum: u64,
     pfn: Pfn,
-    places: Vec<MergedPlace>,
+    places: Vec<Known>,
 }
 
 /// All merged pages, by checksum.
@@ -81,7 +102,7 @@ impl<P: RmapPlatform> AnonTrees<P> {
         all.try_reserve(1).map_err(|_| AllocError)?;
         let mut places = Vec::new();
         places.try_reserve(1).map_err(|_| AllocError)?;
-        places.push(place);
+        places.push(Known::from(place));
         let at = all.partition_point(|m| m.checksum < checksum);
         all.insert(at, Merged { checksum, pfn, places });
         Ok(())
@@ -94,21 +115,41 @@ impl<P: RmapPlatform> AnonTrees<P> {
     pub fn add_merged_place(&self, pfn: Pfn, place: MergedPlace) -> Result<(), AllocError> {
         let mut all = self.merged.write();
         let Some(merged) = all.iter_mut().find(|m| m.pfn == pfn) else { return Err(AllocError) };
-        if !merged.places.contains(&place) {
+        let place = Known::from(place);
+        if !merged.places.iter().any(|p| p.is_at(&place) && p.mm == place.mm) {
             merged.places.try_reserve(1).map_err(|_| AllocError)?;
             merged.places.push(place);
         }
         Ok(())
     }
-    /// Forgets the places of an address space that ends: its id may be used again.
+    /// Forgets where an address space that ends was found, for its id may be used again. No
+    /// VMA of it is linked any more. Those that were forked from it are found as before.
     pub fn forget_merged(&self, mm: MmId) {
         // Most spaces have none, and most machines.
         if self.merged.read().is_empty() {
             return;
         }
         for merged in self.merged.write().iter_mut() {
-            merged.places.retain(|p| p.mm != mm);
+            let places = &mut merged.places;
+            let mut at = 0;
+            while at < places.len() {
+                if places[at].mm == Some(mm) {
+                    places[at].mm = None;
+                }
+                let place = &places[at];
+                let alone = !places.iter().enumerate().any(|(i, p)| i != at && p.is_at(place));
+                if place.mm.is_some() || alone && self.has_relatives(place) {
+                    at += 1;
+                } else {
+                    places.remove(at);
+                }
+            }
         }
+    }
+    /// Whether any VMA is there.
+    fn has_relatives(&self, place: &Known) -> bool {
+        let (grove, tree) = self.read(place.tree);
+        grove.trees.get(tree).is_some_and(|t| t.links.overlapping(place.index, 1).next().is_some())
     }
     /// Merged pages that there are records of; some may be gone.
     pub fn nr_merged(&self) -> usize {
@@ -132,12 +173,13 @@ impl<P: RmapPlatform> AnonTrees<P> {
                 let Some(tree) = grove.trees.get(tree) else { continue };
                 // A relative with a place of its own is visited for that one.
                 let wanted = |mm: MmId| {
-                    let at = |p: &MergedPlace| (p.tree, p.index) == (place.tree, place.index);
+                    let at = |p: &Known| p.is_at(place);
                     if forks {
                         let first = merged.places.iter().position(at);
-                        first == Some(nr) && !merged.places.iter().any(|p| at(p) && p.mm == mm)
+                        let own = |p: &Known| at(p) && p.mm == Some(mm);
+                        first == Some(nr) && !merged.places.iter().any(own)
                     } else {
-                        mm == place.mm
+                        place.mm == Some(mm)
                     }
                 };
                 let member =

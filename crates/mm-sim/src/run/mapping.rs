@@ -137,7 +137,9 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             _ => return Err(self.not_built(line)),
         };
         let r = self.proc(proc)?.process.madvise(range, asked);
-        if matches!(advice, Advice::DontNeed | Advice::GuardInstall) && dropped(&r) {
+        if matches!(advice, Advice::DontNeed | Advice::GuardInstall)
+            && let Some(range) = dropped(range, &r)
+        {
             self.shadow.forget(proc.index() as u32, range);
         }
         self.done(line, r, MapError::errno)
@@ -242,10 +244,16 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
     }
 }
 
-/// What is mapped of a range with a hole is dropped all the same, and what lies below a
-/// mapping that refuses.
-fn dropped(r: &Result<(), MapError>) -> bool {
-    matches!(r, Ok(()) | Err(MapError::Hole(_) | MapError::Invalid(_)))
+/// What a call on `range` dropped: what is mapped of a range with a hole all the same, and
+/// what lies below a mapping that refuses.
+fn dropped(range: VirtRange, r: &Result<(), MapError>) -> Option<VirtRange> {
+    match r {
+        Ok(()) | Err(MapError::Hole(_)) => Some(range),
+        Err(MapError::Invalid(at)) => {
+            VirtRange::new(range.start(), at.bytes_from(range.start())).ok()
+        }
+        Err(_) => None,
+    }
 }
 
 fn vma_rights(prot: Prot) -> VmaFlags {

@@ -164,6 +164,40 @@ fn the_reverse_map_finds_all_mappings_of_a_merged_page() {
     sound(&m, &[&p]);
 }
 
+/// Rules: RMAP-27, RMAP-30.
+#[test]
+fn a_merged_page_is_found_when_those_it_was_found_in_are_gone() {
+    let m = machine();
+    let p = filled(&m, 3);
+    let mut ksm = Ksm::new();
+    passes(&m, &mut ksm, &[&p], 2);
+    let one = pfn_at(&p, 0);
+    let found = |expected: u32| {
+        let folio = m.host().memmap().folio(one);
+        let _locked = folio.lock();
+        assert_eq!(m.host().anon_trees().count_mappings(folio), expected);
+    };
+    // Forked, and no pass since: the child has no places.
+    let c = p.fork().expect("fork");
+    p.exit();
+    found(3);
+    let d = c.fork().expect("fork");
+    found(6);
+    // A pass gives places to the one; that of the other is not visited twice for it.
+    passes(&m, &mut ksm, &[&c], 1);
+    found(6);
+    c.exit();
+    found(3);
+    // Whoever gets the id of the first one is none of them.
+    let q = filled(&m, 1);
+    found(3);
+    sound(&m, &[&d, &q]);
+    d.exit();
+    q.exit();
+    m.settle();
+    assert_eq!(leaks(&m), []);
+}
+
 /// Rules: KSM-02, S-KS2.
 #[test]
 fn unmerging_passes_holes_and_obeys_no_rights() {

@@ -39,3 +39,21 @@ proptest! {
         printed(&scenario(&steps), &best, Some(n)).map_err(TestCaseError::fail)?;
     }
 }
+
+/// What a call drops is what lies below a mapping that refuses: who holds the pages of the
+/// rest sees what is stored to them.
+///
+/// Rules: MADV-01.
+#[test]
+fn a_pin_goes_on_where_dontneed_was_refused() {
+    let text = "\
+mmap p0 a 48 anon rw private
+fill p0 a:0+20 7
+pin p0 a:1+17 x1 fuse-w
+mlock p0 a:13+7
+madvise p0 a:12+2 dontneed
+write p0 a:0+18 34658
+observe p0 a
+";
+    policies_agree(text).expect("no difference");
+}
