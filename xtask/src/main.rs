@@ -4,6 +4,7 @@
 //! [`Outcome`](step::Outcome); `test-all` is the list of them.
 
 mod cmd;
+mod fail_each;
 mod fuzz;
 mod instructions;
 mod loom;
@@ -35,6 +36,8 @@ enum Task {
     NoStd,
     /// Replays the supported scenarios under every policy and compares with the goldens.
     Scenarios(scenarios::Options),
+    /// The supported scenarios with allocations failing, one in each run.
+    FailEach(fail_each::Options),
     /// Random scenarios of anonymous memory under every policy of reuse.
     Random(random::Options),
     /// Values that nobody thought of, for `mmlab pte decode`.
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Task::Loom(o) => loom::run(&ws, &o),
         Task::NoStd => no_std::run(&ws),
         Task::Scenarios(o) => scenarios::run(&ws, &o),
+        Task::FailEach(o) => fail_each::run(&ws, &o),
         Task::Random(o) => random::run(&ws, &o),
         Task::Fuzz(o) => fuzz::run(&ws, &o),
         Task::Instructions(o) => instructions::run(&ws, &o),

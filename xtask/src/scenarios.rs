@@ -19,6 +19,9 @@ use crate::workspace::Workspace;
 const POLICIES: [(&str, &str); 4] =
     [("linux-6.18", "all"), ("series", "x86_64"), ("best", "x86_64"), ("baseline", "x86_64")];
 
+/// Names the supported scenarios.
+const LIST: &str = "xtask/scenarios.txt";
+
 /// The folder of scenarios for other page sizes, and the formats that have those.
 const OTHER_PAGES: (&str, &str) = ("crates/mm-scenario/data/pages", "arm64-16k,arm64-64k");
 
@@ -35,17 +38,12 @@ pub struct Options {
 
 /// Runs the task.
 pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
-    let list = ws.root.join("xtask/scenarios.txt");
-    let names = parse(&fs::read_to_string(&list).map_err(Error::file(&list))?);
-    let files: Vec<PathBuf> = names
-        .iter()
-        .map(|n| ws.root.join("crates/mm-scenario/data").join(format!("{n}.scn")))
-        .collect();
+    let files = supported(ws)?;
     if let Some(missing) = files.iter().find(|f| !f.is_file()) {
         return Ok(Outcome::Failed(format!("{} is listed but not there", missing.display())));
     }
     if files.is_empty() {
-        return Ok(Outcome::Failed(format!("{} lists nothing", list.display())));
+        return Ok(Outcome::Failed(format!("{LIST} lists nothing")));
     }
 
     let mut failed = Vec::new();
@@ -76,6 +74,14 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
         )),
         f => Outcome::Failed(format!("differs under {}", f.join(", "))),
     })
+}
+
+/// The scenarios that are listed.
+pub fn supported(ws: &Workspace) -> Result<Vec<PathBuf>, Error> {
+    let list = ws.root.join(LIST);
+    let names = parse(&fs::read_to_string(&list).map_err(Error::file(&list))?);
+    let data = ws.root.join("crates/mm-scenario/data");
+    Ok(names.iter().map(|n| data.join(format!("{n}.scn"))).collect())
 }
 
 /// The scenarios of a folder.
@@ -115,7 +121,7 @@ fn check(
 
 /// How many scenarios came to what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Tally {
+pub struct Tally {
     passed: usize,
     failed: usize,
     not_applicable: usize,
@@ -126,7 +132,7 @@ impl Tally {
         self.passed + self.failed + self.not_applicable
     }
     /// Whether each of `n` scenarios passed, or does not apply, on one format or several.
-    fn is_whole(self, n: usize) -> bool {
+    pub fn is_whole(self, n: usize) -> bool {
         self.failed == 0 && self.passed > 0 && self.judged().is_multiple_of(n)
     }
 }
@@ -140,7 +146,7 @@ impl std::ops::AddAssign for Tally {
 }
 
 /// The closing line of `--check`: `N passed, N failed`, and `N n/a` if there are any.
-fn tally(text: &str) -> Option<Tally> {
+pub fn tally(text: &str) -> Option<Tally> {
     let counts = |line: &str| {
         let (passed, rest) = line.split_once(" passed, ")?;
         let (failed, rest) = rest.split_once(" failed")?;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::cmd::{self, Error};
 use crate::step::{Outcome, Report};
 use crate::workspace::Workspace;
-use crate::{instructions, loom, no_std, rules, scenarios};
+use crate::{fail_each, instructions, loom, no_std, rules, scenarios};
 
 /// Longest that an example may run.
 const EXAMPLE_LIMIT: Duration = Duration::from_secs(120);
@@ -29,7 +29,7 @@ pub struct Options {
 type Step = fn(&Workspace) -> Result<Outcome, Error>;
 
 /// The steps in order: what fails fast comes first.
-const STEPS: [(&str, Step); 11] = [
+const STEPS: [(&str, Step); 12] = [
     ("fmt", fmt),
     ("rules", |ws| rules::run(ws, &rules::Options::quiet())),
     ("deny", deny),
@@ -40,6 +40,7 @@ const STEPS: [(&str, Step); 11] = [
     ("no-std", no_std::run),
     ("loom", |ws| loom::run(ws, &loom::Options::bounded())),
     ("scenarios", |ws| scenarios::run(ws, &scenarios::Options::default())),
+    ("fail-each", |ws| fail_each::run(ws, &fail_each::Options::default())),
     ("instructions", |ws| instructions::run(ws, &instructions::Options::default())),
 ];
 

@@ -249,7 +249,8 @@ impl<'m, P: ReclaimPlatform> Advised<'_, 'm, P> {
             }
             i += run.nr();
         }
-        ((end - first) as u64, None)
+        // What comes next may be a leaf, which takes without asking for room.
+        ((end - first) as u64, (self.nr == AT_ONCE).then_some(Pause::Full))
     }
 
     /// The folio of a present entry that the advice is about.

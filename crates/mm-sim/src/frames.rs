@@ -44,6 +44,7 @@ pub struct Frames {
     buddy: Mutex<DefaultLock, Buddy>,
     /// Allocations that succeed before one fails; `u64::MAX`: none fails.
     fail_after: AtomicU64,
+    nr_asked: AtomicU64,
     nr_free: AtomicU64,
     poison: AtomicBool,
 }
@@ -66,6 +67,7 @@ impl Frames {
             words: (0..nr).map(|_| AtomicU32::new(0)).collect(),
             buddy: Mutex::new(Buddy(buddy)),
             fail_after: AtomicU64::new(u64::MAX),
+            nr_asked: AtomicU64::new(0),
             nr_free: AtomicU64::new(nr as u64),
             poison: AtomicBool::new(poison),
             ram,
@@ -78,6 +80,10 @@ impl Frames {
     /// Frames that are free.
     pub fn nr_free(&self) -> u64 {
         self.nr_free.load(Relaxed)
+    }
+    /// Allocations that were asked for so far, whatever came of them.
+    pub fn nr_asked(&self) -> u64 {
+        self.nr_asked.load(Relaxed)
     }
     /// Makes the allocation after the next `n` fail, of folios and page tables
     /// alike; `None`: none fails.
@@ -140,6 +146,7 @@ impl Frames {
         Ok(head)
     }
     fn fails(&self) -> bool {
+        self.nr_asked.fetch_add(1, Relaxed);
         let step = |n: u64| (n != u64::MAX).then(|| n.checked_sub(1).unwrap_or(u64::MAX));
         self.fail_after.fetch_update(Relaxed, Relaxed, step) == Ok(0)
     }

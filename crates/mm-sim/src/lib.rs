@@ -108,7 +108,8 @@ pub use policy::{Policy, Preset};
 pub use process::{AccessError, FaultRecord, FaultRecords, Process, UserFaultRecord};
 pub use ram::{POISON, Ram};
 pub use run::{
-    BlockCounts, Feature, RunError, RunOptions, capabilities, run, run_counting, run_dumping,
+    Absorbed, BlockCounts, FailEachError, Feature, RunError, RunOptions, capabilities, fail_each,
+    run, run_counting, run_dumping,
 };
 pub use syscalls::{MlockError, Pinned, RemoteError};
 pub use tables::FrameTables;

@@ -9,7 +9,7 @@ use mm_arm64::{Arm64, Granule4K, Granule4KLpa2, Granule16K, Granule64K};
 use mm_riscv::{Riscv, Sv39, Sv48, Sv57};
 use mm_scenario::Scenario;
 use mm_scenario::observe::{Record, TableDump};
-use mm_sim::{BlockCounts, Policy, RunError, RunOptions};
+use mm_sim::{Absorbed, BlockCounts, FailEachError, Policy, RunError, RunOptions};
 
 /// An entry format, and what commands do with it.
 #[derive(Clone, Copy)]
@@ -28,6 +28,8 @@ pub struct Format {
     pub run: Run<Record>,
     /// As `run`, and counts what blocks did.
     pub run_counting: Run<Record, BlockCounts>,
+    /// Runs a scenario with each of its allocations failing in turn.
+    pub fail_each: FailEach,
     /// Runs a scenario and prints the entries behind what it observes.
     pub dump: Run<TableDump>,
     /// Explains a raw value.
@@ -38,6 +40,9 @@ pub struct Format {
 
 /// Runs a scenario that prints `T`.
 type Run<T, U = ()> = fn(&Scenario, &Policy, &RunOptions, &mut dyn FnMut(T)) -> Result<U, RunError>;
+
+/// Runs a scenario again and again.
+type FailEach = fn(&Scenario, &Policy, &RunOptions, Option<u64>) -> Result<Absorbed, FailEachError>;
 
 impl std::fmt::Debug for Format {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -74,6 +79,7 @@ impl Format {
             blocks: A::CONT > 1,
             run: mm_sim::run::<A>,
             run_counting: mm_sim::run_counting::<A>,
+            fail_each: mm_sim::fail_each::<A>,
             dump: mm_sim::run_dumping::<A>,
             levels: A::LEVELS,
             order: A::order,

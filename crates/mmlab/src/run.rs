@@ -13,7 +13,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use mm_scenario::corpus::{self, CorpusError, Entry};
 use mm_scenario::observe::Record;
 use mm_scenario::{Scenario, first_difference};
-use mm_sim::{BlockCounts, Feature, MachineConfig, Preset, RunError, RunOptions, capabilities};
+use mm_sim::{
+    Absorbed, BlockCounts, FailEachError, Feature, MachineConfig, Preset, RunError, RunOptions,
+    capabilities,
+};
 use mmlab_formats::Format;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -47,12 +50,38 @@ pub struct Args {
     /// Print the page-table entries behind every observation, and nothing else.
     #[arg(long, conflicts_with = "check")]
     dump_tables: bool,
+    /// Make allocations of each scenario fail, one in each run: all, or a number of them.
+    /// Exit with 1 if the machine does not stand one.
+    #[arg(
+        long,
+        value_name = "NUMBER|all",
+        num_args = 0..=1,
+        default_missing_value = "all",
+        value_parser = Sample::parse,
+        conflicts_with_all = ["check", "dump_tables"],
+    )]
+    fail_each: Option<Sample>,
     /// Memory of the machine in bytes; k, M, G may follow the number.
     #[arg(long, default_value = "1G", value_parser = cli::bytes)]
     memory: u64,
     /// Audit the whole machine after every operation.
     #[arg(long, default_value_t = cfg!(debug_assertions))]
     audit: bool,
+}
+
+/// The allocations of a scenario that are made to fail.
+#[derive(Clone, Copy, Debug)]
+struct Sample(Option<u64>);
+
+impl Sample {
+    fn parse(word: &str) -> Result<Self, String> {
+        match word {
+            "all" => Ok(Sample(None)),
+            word => {
+                word.parse().map(|n| Sample(Some(n))).map_err(|_| "a number, or \"all\"".into())
+            }
+        }
+    }
 }
 
 impl Args {
@@ -110,7 +139,9 @@ pub fn main(args: &Args) -> ExitCode {
     let machine = MachineConfig { bytes: args.memory, ..MachineConfig::default() };
     let options = RunOptions { machine, audit: args.audit, ..RunOptions::default() };
     let lab = Lab { formats, options, dump: args.dump_tables };
-    if args.check {
+    if let Some(sample) = args.fail_each {
+        fail_each(&lab, args.policy.unwrap_or_default(), sample, &scenarios)
+    } else if args.check {
         check(&lab, args.policy.unwrap_or(Preset::Linux618), &entries, &scenarios)
     } else {
         print(&lab, args.policy.unwrap_or_default(), &scenarios)
@@ -219,6 +250,42 @@ fn check(lab: &Lab, policy: Preset, entries: &[Entry], scenarios: &[Scenario]) -
     }
     let n: usize = not_applicable.values().map(Vec::len).sum();
     let not_applicable = if n == 0 { String::new() } else { format!(", {n} n/a") };
+    say(format_args!("{passed} passed, {failed} failed{not_applicable}"));
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Makes allocations fail and says which scenarios do not stand it.
+fn fail_each(lab: &Lab, policy: Preset, sample: Sample, scenarios: &[Scenario]) -> ExitCode {
+    let bar = progress(scenarios.len() * lab.formats.len());
+    let (mut passed, mut failed, mut not_applicable) = (0, 0, 0);
+    let mut all = Absorbed::default();
+    for format in &lab.formats {
+        for scenario in scenarios {
+            bar.set_message(format!("{} {}", format.name, scenario.name));
+            let result = (format.fail_each)(scenario, &policy.policy(), &lab.options, sample.0);
+            bar.inc(1);
+            match result {
+                Ok(absorbed) => {
+                    passed += 1;
+                    all += absorbed;
+                }
+                Err(FailEachError::Run(RunError::Lacks { .. })) => not_applicable += 1,
+                Err(FailEachError::Run(e)) if e.is_bad_input() => {
+                    bar.finish_and_clear();
+                    return cli::bad_input(e);
+                }
+                Err(e) => {
+                    failed += 1;
+                    bar.suspend(|| say(format_args!("{}: {e}", format.name)));
+                }
+            }
+        }
+    }
+    bar.finish_and_clear();
+    let Absorbed { allocations, tried, refused } = all;
+    say(format_args!("{tried} of {allocations} allocations made to fail, {refused} refused"));
+    let not_applicable =
+        if not_applicable == 0 { String::new() } else { format!(", {not_applicable} n/a") };
     say(format_args!("{passed} passed, {failed} failed{not_applicable}"));
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -21,6 +21,11 @@ pub(super) fn fill(value: u16) -> impl Fn(u64) -> u64 {
     move |_| fill_word(value)
 }
 
+/// What reads and writes of `/proc/self/mem` say where there is nothing to be had.
+const OF_MEM_FILE: &str = "EIO";
+/// What `process_vm_readv` and `process_vm_writev` say there.
+const OF_VM_CALL: &str = "EFAULT";
+
 /// A store of the kind that the mapping takes: programs know their shadow stacks.
 fn store<A: Arch, O: Events>(
     process: &Process<A, O>,
@@ -134,12 +139,14 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
         Outcome::Printed(Record::new(line, Content { p, r, c: content_runs(words) }))
     }
 
-    /// A call per page that reads; the first that fails ends it.
+    /// A call per page that reads; the first that fails ends it, whatever the reason is with
+    /// `errno`.
     fn remote_reads(
         &mut self,
         line: &Line,
         proc: ProcId,
         range: Range,
+        errno: &str,
         read: impl Fn(&crate::Process<A, O>, VirtAddr) -> Result<u64, RemoteError>,
     ) -> Step {
         let process = &self.proc(proc)?.process;
@@ -149,37 +156,40 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             .collect();
         Ok(match words {
             Ok(words) => self.print_content(line, proc, range, words),
-            Err(e) => self.refused(line, e.errno()),
+            Err(_) => self.refused(line, errno),
         })
     }
-    /// A call per page that writes; the first that fails ends it.
+    /// A call per page that writes, as [`remote_reads`](Self::remote_reads).
     fn remote_writes(
         &mut self,
         line: &Line,
         proc: ProcId,
         range: Range,
         value: u16,
+        errno: &str,
         write: impl Fn(&crate::Process<A, O>, VirtAddr, u64) -> Result<(), RemoteError>,
     ) -> Step {
         for page in range.iter() {
             let (va, word) = (self.address(range.region, page), tag_word(value, page));
-            if let Err(e) = write(&self.proc(proc)?.process, va, word) {
-                return Ok(self.refused(line, e.errno()));
+            if write(&self.proc(proc)?.process, va, word).is_err() {
+                return Ok(self.refused(line, errno));
             }
             self.stored(proc, va, word)?;
         }
         Ok(Outcome::Silent)
     }
     pub(super) fn peek(&mut self, line: &Line, proc: ProcId, range: Range) -> Step {
-        self.remote_reads(line, proc, range, |p, va| p.mem_read(va))
+        self.remote_reads(line, proc, range, OF_MEM_FILE, |p, va| p.mem_read(va))
     }
     pub(super) fn poke(&mut self, line: &Line, proc: ProcId, range: Range, value: u16) -> Step {
-        self.remote_writes(line, proc, range, value, |p, va, word| p.mem_write(va, word))
+        self.remote_writes(line, proc, range, value, OF_MEM_FILE, |p, va, word| {
+            p.mem_write(va, word)
+        })
     }
     pub(super) fn pvread(&mut self, line: &Line, proc: ProcId, range: Range) -> Step {
-        self.remote_reads(line, proc, range, |p, va| p.vm_read(va))
+        self.remote_reads(line, proc, range, OF_VM_CALL, |p, va| p.vm_read(va))
     }
     pub(super) fn pvwrite(&mut self, line: &Line, proc: ProcId, range: Range, value: u16) -> Step {
-        self.remote_writes(line, proc, range, value, |p, va, word| p.vm_write(va, word))
+        self.remote_writes(line, proc, range, value, OF_VM_CALL, |p, va, word| p.vm_write(va, word))
     }
 }

@@ -73,15 +73,15 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
         let mut written = Ok(());
         if let Some(value) = fill {
             let word = |page, w| if w == 0 { tag_word(value, page) } else { 0 };
-            written = if bulk {
-                object.write(0, pages, &word)
-            } else {
-                (0..pages).try_for_each(|page| object.write(page, 1, &word))
-            };
-            for page in 0..pages {
-                let spot = crate::Spot::Object(object.id(), page << A::PAGE_SHIFT);
-                self.shadow.store_at(spot, tag_word(value, page));
-            }
+            let at_once = if bulk { pages } else { 1 };
+            written = (0..pages).step_by(at_once.max(1) as usize).try_for_each(|first| {
+                object.write(first, at_once, &word)?;
+                for page in first..first + at_once {
+                    let spot = crate::Spot::Object(object.id(), page << A::PAGE_SHIFT);
+                    self.shadow.store_at(spot, tag_word(value, page));
+                }
+                Ok(())
+            });
         }
         let synced = written.and_then(|()| object.sync());
         self.files.insert(file, object);

@@ -3,6 +3,7 @@
 mod access;
 mod blocks;
 mod error;
+mod fail_each;
 mod files;
 mod mapping;
 mod needs;
@@ -37,6 +38,7 @@ use tables::Describe;
 
 pub use blocks::BlockCounts;
 pub use error::RunError;
+pub use fail_each::{Absorbed, FailEachError, fail_each};
 pub use needs::Feature;
 pub use observe::capabilities;
 
@@ -48,7 +50,7 @@ pub struct RunOptions {
     /// Audit the machine after every operation, and look for leaks at the end.
     pub audit: bool,
     /// Makes the allocation after this many fail, of folios and page tables
-    /// alike, counted from the first process on.
+    /// alike, counted from the first line on.
     pub fail_after: Option<u64>,
 }
 
@@ -76,11 +78,7 @@ pub fn run<A: Arch>(
     options: &RunOptions,
     print: &mut dyn FnMut(Record),
 ) -> Result<(), RunError> {
-    run_machine::<A>(scenario, policy, options, None, &mut |printed| {
-        if let Printed::Record(record) = printed {
-            print(record);
-        }
-    })
+    run_counting::<A>(scenario, policy, options, print).map(|_| ())
 }
 
 /// As [`run`], and counts what contiguous blocks did.
@@ -94,13 +92,12 @@ pub fn run_counting<A: Arch>(
     options: &RunOptions,
     print: &mut dyn FnMut(Record),
 ) -> Result<BlockCounts, RunError> {
-    let mut counts = BlockCounts::default();
-    run_machine::<A>(scenario, policy, options, None, &mut |printed| match printed {
-        Printed::Record(record) => print(record),
-        Printed::Blocks(blocks) => counts = blocks,
-        Printed::Tables(_) => {}
-    })?;
-    Ok(counts)
+    run_machine::<A>(scenario, policy, options, None, &mut |printed| {
+        if let Printed::Record(record) = printed {
+            print(record);
+        }
+    })
+    .map(|ran| ran.blocks)
 }
 
 /// As [`run`], but hands the entries behind every `observe` to `print`, and nothing else.
@@ -120,6 +117,7 @@ pub fn run_dumping<A: Explain>(
             print(dump);
         }
     })
+    .map(|_| ())
 }
 
 fn run_machine<A: Arch>(
@@ -128,7 +126,7 @@ fn run_machine<A: Arch>(
     options: &RunOptions,
     describe: Option<Describe<A>>,
     print: &mut dyn FnMut(Printed),
-) -> Result<(), RunError> {
+) -> Result<Ran, RunError> {
     needs::check::<A>(scenario)?;
     let machine = Machine::<A>::new(options.machine, policy.clone())?;
     let mut runner = Runner::new(machine, scenario, options.audit);
@@ -136,11 +134,15 @@ fn run_machine<A: Arch>(
     runner.baseline();
     // Goldens count what the first files take.
     runner.stats = observe::counters(runner.host());
+    let before = runner.host().frames().nr_asked();
+    runner.host().frames().fail_after(options.fail_after);
     for line in scenario.setup() {
         runner.step(line, print)?;
     }
-    runner.start(scenario.body().first().or(scenario.ops.last()))?;
-    runner.host().frames().fail_after(options.fail_after);
+    if let Err(e) = runner.start(scenario.body().first().or(scenario.ops.last())) {
+        runner.finish()?;
+        return Err(e);
+    }
     let mut blocks = blocks::Watch::default();
     for line in scenario.body() {
         runner.step(line, print)?;
@@ -148,8 +150,22 @@ fn run_machine<A: Arch>(
             blocks.look(&runner);
         }
     }
-    print(Printed::Blocks(blocks.counts(&runner)));
-    runner.finish()
+    let ran = Ran {
+        blocks: blocks.counts(&runner),
+        allocations: runner.host().frames().nr_asked() - before,
+        failed_in: runner.failed_in,
+    };
+    runner.finish()?;
+    Ok(ran)
+}
+
+/// What a run came to.
+struct Ran {
+    blocks: BlockCounts,
+    /// Allocations that were asked for.
+    allocations: u64,
+    /// The line whose allocation was made to fail.
+    failed_in: Option<u32>,
 }
 
 /// What a run prints.
@@ -158,8 +174,6 @@ enum Printed {
     Record(Record),
     /// The entries behind an observation.
     Tables(TableDump),
-    /// At the end: what contiguous blocks did.
-    Blocks(BlockCounts),
 }
 
 /// A process and what the runner keeps of it.
@@ -200,6 +214,8 @@ struct Runner<'s, A: Arch, O: Events = EventCounts> {
     audit: bool,
     /// Describes entries, if observations are dumped.
     describe: Option<Describe<A>>,
+    /// The line whose allocation was made to fail.
+    failed_in: Option<u32>,
 }
 
 impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
@@ -214,6 +230,7 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
             shadow: Shadow::default(),
             audit,
             describe: None,
+            failed_in: None,
         }
     }
     fn host(&self) -> &Host<A, O> {
@@ -249,7 +266,11 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
 
     /// Does one operation, then audits.
     fn step(&mut self, line: &Line, print: &mut dyn FnMut(Printed)) -> Result<(), RunError> {
+        let pending = !self.host().frames().failure_is_spent();
         let outcome = self.operation(line)?;
+        if pending && self.host().frames().failure_is_spent() {
+            self.failed_in = Some(line.line_no);
+        }
         self.machine.settle();
         self.collect_faults();
         self.history.note(&line.op);

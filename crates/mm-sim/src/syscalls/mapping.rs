@@ -6,7 +6,7 @@ use crate::{Object, Process, Shmem, ShmemKind};
 use mm_arch::{Arch, Entry, Level, Rights, VirtAddr, VirtRange};
 use mm_fault::{FaultFlags, FaultOutcome};
 use mm_folio::FolioFlags;
-use mm_gup::{GupError, OnError};
+use mm_gup::{GupError, GupErrorKind, OnError};
 use mm_map::{
     Advice, CollapseError, CollapseFor, Collapsed, ForkError, LockWhen, MapError, OldPlace,
     UffdMode, WpChange, collapse_anon, collapse_object, map_collapsed, next_merged,
@@ -33,9 +33,13 @@ impl MlockError {
     pub fn errno(self) -> &'static str {
         match self {
             MlockError::Map(e) => e.errno(),
-            // A fault that fails here is memory that is not there.
-            MlockError::Populate(e) if e.errno() == "EFAULT" => "ENOMEM",
-            MlockError::Populate(e) => e.errno(),
+            // A fault that fails here is memory that is not there, and memory that cannot be
+            // had now may be had later.
+            MlockError::Populate(e) => match e.kind {
+                GupErrorKind::Fault => "ENOMEM",
+                GupErrorKind::NoMemory => "EAGAIN",
+                _ => e.errno(),
+            },
         }
     }
 }

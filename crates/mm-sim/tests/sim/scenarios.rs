@@ -9,7 +9,7 @@ use mm_riscv::{Riscv, Sv39, Sv48};
 use mm_scenario::corpus::{self, Entry};
 use mm_scenario::observe::{Body, Record};
 use mm_scenario::{Mode, Scenario, first_difference};
-use mm_sim::{MachineConfig, Preset, RunOptions, capabilities, run};
+use mm_sim::{MachineConfig, Preset, RunOptions, capabilities, fail_each, run};
 use mm_x86::{X86_64, X86_64NoShstk};
 
 fn supported() -> Vec<Entry> {
@@ -178,24 +178,21 @@ fn riscv() {
     all_pass::<Riscv<Sv48>>(Preset::Series);
 }
 
-/// Whatever allocation fails: no panic, no leak, and every audit holds.
+/// Whatever allocation fails, on whatever format: no panic, no leak, nothing lost, and every
+/// audit holds. More of it is `cargo xtask fail-each`.
 #[test]
 fn a_failed_allocation_is_an_errno_and_leaks_nothing() {
-    let names =
-        ["fork_twice_exit_64k", "pin_w_then_fork_64k", "mremap_move_2m", "zero_then_write_2m"];
-    for entry in supported().iter().filter(|e| names.contains(&e.name.as_str())) {
+    let names = ["fork_twice_exit_64k", "pin_w_then_fork_64k", "mremap_move_2m", "swap_fork_64k"];
+    let entries = supported();
+    for name in names {
+        let entry = entries.iter().find(|e| e.name == name).expect("is supported");
         let scenario = Scenario::parse(&entry.name, &entry.text).expect("parses");
-        let mut refusals = 0;
-        // Past the last allocation of each of them.
-        for n in (0..40).chain((40..200).step_by(17)) {
-            let options = RunOptions { fail_after: Some(n), ..options() };
-            let result = run::<X86_64>(&scenario, &Preset::Best.policy(), &options, &mut |r| {
-                refusals += u32::from(r.to_json().contains("ENOMEM"));
-            });
-            if let Err(e) = result {
-                panic!("allocation {n} fails: {e}");
-            }
-        }
-        assert!(refusals > 0, "{}: no allocation mattered", entry.name);
+        let policy = Preset::Best.policy();
+        let all = fail_each::<X86_64>(&scenario, &policy, &options(), None);
+        let all = all.unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(all.tried, all.allocations);
+        assert!(all.refused > 0 && all.refused < all.tried, "{name}: {all:?}");
+        let some = fail_each::<Arm64<Granule4K>>(&scenario, &policy, &options(), Some(8));
+        assert_eq!(some.unwrap_or_else(|e| panic!("{e}")).tried, 8);
     }
 }

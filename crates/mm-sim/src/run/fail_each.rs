@@ -1,0 +1,212 @@
+//! Runs a scenario again and again, each time with another allocation that fails.
+
+use super::{Printed, RunError, RunOptions, capabilities, run_machine};
+use crate::Policy;
+use mm_arch::Arch;
+use mm_scenario::observe::{Body, Record};
+use mm_scenario::{Advice, Difference, Mode, Op, Scenario, first_difference};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What became of the failures.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Absorbed {
+    /// Allocations of folios and page tables that the scenario asks for.
+    pub allocations: u64,
+    /// Of these, how many were made to fail, each in a run of its own.
+    pub tried: u64,
+    /// How many of these a process heard of. The others were made up for: by a smaller folio, by
+    /// another try, or by work that was left undone.
+    pub refused: u64,
+}
+
+impl std::ops::AddAssign for Absorbed {
+    fn add_assign(&mut self, more: Self) {
+        self.allocations += more.allocations;
+        self.tried += more.tried;
+        self.refused += more.refused;
+    }
+}
+
+/// Why a scenario does not stand a failed allocation.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum FailEachError {
+    /// It does not even run.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// The machine is in a state that must not exist, or something never came back.
+    #[error("with allocation {index} failing: {why}")]
+    Broken {
+        /// Allocations before the one that failed.
+        index: u64,
+        /// What was found.
+        why: RunError,
+    },
+    /// The machine panicked.
+    #[error("{file}: with allocation {index} failing: a panic")]
+    Panicked {
+        /// The scenario.
+        file: String,
+        /// Allocations before the one that failed.
+        index: u64,
+    },
+    /// A process sees what a failed allocation does not explain.
+    #[error("{file}: with allocation {index} failing, in line {failed_in}: {difference}")]
+    Seen {
+        /// The scenario.
+        file: String,
+        /// Allocations before the one that failed.
+        index: u64,
+        /// The line whose allocation failed; 0 for none.
+        failed_in: u32,
+        /// What is not as it would have been.
+        difference: Box<Difference>,
+    },
+}
+
+/// Runs `scenario` once, then with allocations of it failing, one in each run: all, or about
+/// `sample` of them, which lie over all of the scenario. Every run is audited, whatever
+/// `options` say.
+///
+/// The line whose allocation fails must print that there was no memory, in the words that the
+/// kernel has for it there, or what it prints otherwise, and so must all lines before it; all
+/// lines after it, too, unless that one was refused. The content that is there must be
+/// what was stored, and nothing may be left when all processes have exited.
+///
+/// # Errors
+///
+/// If one of this does not hold, or the run panics.
+pub fn fail_each<A: Arch>(
+    scenario: &Scenario,
+    policy: &Policy,
+    options: &RunOptions,
+    sample: Option<u64>,
+) -> Result<Absorbed, FailEachError> {
+    let run = |fail_after| {
+        let options = RunOptions { audit: true, fail_after, ..*options };
+        let mut records = Vec::new();
+        let ran = run_machine::<A>(scenario, policy, &options, None, &mut |printed| {
+            if let Printed::Record(record) = printed {
+                records.push(record);
+            }
+        });
+        ran.map(|ran| (ran, records))
+    };
+    let (ran, clean) = run(None)?;
+    let mut absorbed = Absorbed { allocations: ran.allocations, ..Absorbed::default() };
+    for index in sampled(ran.allocations, sample) {
+        absorbed.tried += 1;
+        let (ran, records) = match catch_unwind(AssertUnwindSafe(|| run(Some(index)))) {
+            Ok(Ok(ran)) => ran,
+            // There is not even a first process.
+            Ok(Err(RunError::NoMemory { .. })) => {
+                absorbed.refused += 1;
+                continue;
+            }
+            Ok(Err(why)) => return Err(FailEachError::Broken { index, why }),
+            Err(_) => {
+                return Err(FailEachError::Panicked { file: scenario.name.clone(), index });
+            }
+        };
+        match judge(scenario, &clean, &records, ran.failed_in) {
+            Ok(true) => {}
+            Ok(false) => absorbed.refused += 1,
+            Err(d) => {
+                let (file, difference) = (scenario.name.clone(), Box::new(d));
+                let failed_in = ran.failed_in.unwrap_or(0);
+                return Err(FailEachError::Seen { file, index, failed_in, difference });
+            }
+        }
+    }
+    Ok(absorbed)
+}
+
+/// Whether a run whose allocation failed in `failed_in` printed what it would have printed
+/// anyway, or was refused; or what neither explains.
+fn judge(
+    scenario: &Scenario,
+    clean: &[Record],
+    got: &[Record],
+    failed_in: Option<u32>,
+) -> Result<bool, Difference> {
+    // Which pages that were given up are still there depends on the folios that they are in.
+    let is_free = |op: &Op| matches!(op, Op::Madvise { advice: Advice::Free, .. });
+    let given_up = scenario.ops.iter().find(|l| is_free(&l.op)).map(|l| l.line_no);
+    let last = given_up.map_or(u32::MAX, |line| line.max(failed_in.unwrap_or(0)));
+    let until = |records: &[Record]| -> Vec<Record> {
+        records.iter().filter(|r| r.line <= last).cloned().collect()
+    };
+    let (clean, got) = (until(clean), until(got));
+    match first_difference(&clean, &got, Mode::ContentOnly, &capabilities()) {
+        None => Ok(true),
+        Some(d) if failed_in == Some(d.line) && is_refused(scenario, &got, d.line) => Ok(false),
+        Some(d) => Err(d),
+    }
+}
+
+/// The indices that are tried of `nr`: all, or `sample` in equal distances.
+fn sampled(nr: u64, sample: Option<u64>) -> impl Iterator<Item = u64> {
+    let tried = sample.map_or(nr, |sample| sample.min(nr));
+    (0..tried).map(move |i| i * nr / tried)
+}
+
+/// Whether the last record of `line` says that there was no memory.
+fn is_refused(scenario: &Scenario, records: &[Record], line: u32) -> bool {
+    let op = scenario.ops.iter().find(|l| l.line_no == line).map(|l| &l.op);
+    let record = records.iter().rfind(|r| r.line == line).map(|r| &r.body);
+    let (Some(op), Some(Body::Error(refusal))) = (op, record) else { return false };
+    errnos(op).contains(&refusal.err.as_str())
+}
+
+/// The kernel's names for want of memory in the middle of an operation.
+fn errnos(op: &Op) -> &'static [&'static str] {
+    match op {
+        // In its mappings, and in its pages.
+        Op::Mlock { .. } => &["ENOMEM", "EAGAIN"],
+        // What cannot be had of another process cannot be had, whatever the reason.
+        Op::Pvread { .. } | Op::Pvwrite { .. } => &["EFAULT"],
+        Op::Peek { .. } | Op::Poke { .. } => &["EIO"],
+        // At the first page, and behind it.
+        Op::Pin { .. } | Op::Dread { .. } | Op::Dwrite { .. } => &["ENOMEM", "EFAULT"],
+        _ => &["ENOMEM"],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "mmap p0 a 4 anon rw private\nwrite p0 a 1\ncontent p0 a\n\
+                        madvise p0 a free\ncontent p0 a\n";
+
+    /// What there is to see of a run that printed `got` besides what the scenario does.
+    fn judged(failed_in: u32, got: &[&str]) -> Result<bool, u32> {
+        let scenario = Scenario::parse("judged", TEXT).expect("parses");
+        let read = |lines: &[&str]| Record::read_all(&lines.join("\n")).expect("records");
+        let content = r#"{"line":3,"op":"content","p":"p0","r":"a","c":[[0,4,"1"]]}"#;
+        let clean = read(&[content, &content.replace(":3", ":5")]);
+        judge(&scenario, &clean, &read(got), Some(failed_in)).map_err(|d| d.line)
+    }
+
+    #[test]
+    fn a_failure_explains_a_refusal_of_its_line_and_nothing_else() {
+        let content = r#"{"line":3,"op":"content","p":"p0","r":"a","c":[[0,4,"1"]]}"#;
+        let zeros = content.replace(r#""1""#, r#""0""#);
+        let refused = r#"{"line":2,"op":"write","p":"p0","err":"ENOMEM"}"#;
+        assert_eq!(judged(2, &[content]), Ok(true));
+        assert_eq!(judged(2, &[refused, &zeros]), Ok(false));
+        assert_eq!(judged(2, &[&zeros]), Err(3), "lost without a word");
+        assert_eq!(judged(1, &[refused, content]), Err(2), "refused without a reason");
+        assert_eq!(judged(2, &[&refused.replace("ENOMEM", "EFAULT"), content]), Err(2));
+        // What was given up may be gone.
+        assert_eq!(judged(2, &[content, &zeros.replace(":3", ":5")]), Ok(true));
+    }
+
+    #[test]
+    fn a_sample_lies_over_all() {
+        let of = |nr, sample| sampled(nr, sample).collect::<Vec<_>>();
+        assert_eq!(of(4, None), [0, 1, 2, 3]);
+        assert_eq!(of(100, Some(4)), [0, 25, 50, 75]);
+        assert_eq!(of(3, Some(8)), [0, 1, 2]);
+        assert!(of(0, Some(8)).is_empty() && of(0, None).is_empty());
+    }
+}
