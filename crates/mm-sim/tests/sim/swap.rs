@@ -3,7 +3,7 @@
 use crate::common::*;
 use core::num::NonZeroU32;
 use mm_arch::{Entry, Level, SwapSlot, respect};
-use mm_fault::{FaultSignal, ShmemMode};
+use mm_fault::{FaultSignal, OrderMode, ShmemMode, ThpMode};
 use mm_folio::{FolioFlags, FolioRef, FolioRun, Get};
 use mm_map::Advice;
 use mm_pgtable::LockedEntry;
@@ -222,4 +222,29 @@ fn without_room_nothing_goes_out() {
     );
     // More slots than an entry of the format can name.
     assert!(m.host().swap().add::<A>(1 << 50).is_err());
+}
+
+/// As many small pages as are reclaimed at once, up to the end of a table, and a PMD leaf right
+/// behind them.
+#[test]
+fn a_leaf_behind_all_that_goes_at_once_goes_too() {
+    let m = machine_of(16);
+    m.host().swap().add::<A>(1024).expect("room");
+    m.host().set_policy(|p| {
+        let thp = p.fault.thp.with_global(ThpMode::Always);
+        p.fault.thp = (0..9).fold(thp, |thp, order| thp.with_order(order, OrderMode::Never));
+    });
+    let p = m.spawn().expect("process");
+    let (first, nr) = (512 - 32, 32 + 512);
+    p.mmap_anon(pages(first, nr), RW).expect("mmap");
+    for i in first..first + nr {
+        p.store(page(i), 100 + i).expect("store");
+    }
+    assert_eq!(p.take_faults().cpu.len(), 32 + 1);
+    p.madvise_pageout(pages(first, nr)).expect("mapped");
+    assert_eq!((p.mm().counters().resident(), free(&m)), (0, 1024 - nr));
+    sound(&m, &[&p]);
+    for i in [first, 511, 512, 1023] {
+        assert_eq!(p.load(page(i)), Ok(100 + i));
+    }
 }
