@@ -391,10 +391,12 @@ fn check_free<F: FolioSpace>(map: &MemMap<F>, found: &mut Vec<Violation>) {
             next += 1 << rec.compound().order();
             continue;
         }
+        let compound = rec.compound();
+        let is_free = compound == Compound::FREE.as_poisoned_as(compound);
         let fields = [
             ("flags", u64::from(rec.flags.load(Relaxed))),
             ("map count", u64::from(rec.mapcount.load(Relaxed))),
-            ("compound word", u64::from(rec.compound().0)),
+            ("compound word", if is_free { 0 } else { u64::from(compound.0) }),
             ("first word", rec.words[0].load(Relaxed)),
             ("second word", rec.words[1].load(Relaxed)),
             ("exclusive mark", u64::from(map.page_exclusive(pfn))),
@@ -412,7 +414,9 @@ fn check_folio<F: FolioSpace>(folio: Folio<'_, F>, tally: &Tally, found: &mut Ve
     let head = folio.head();
     for i in 1..folio.nr_pages() {
         let rec = folio.tail(i as usize);
-        if rec.compound() != Compound::tail(i) || rec.refs.load(Relaxed) != 0 {
+        let compound = rec.compound();
+        let is_tail = compound == Compound::tail(i).as_poisoned_as(compound);
+        if !is_tail || rec.refs.load(Relaxed) != 0 {
             found.push(Violation::BrokenTail { head, pfn: folio.page(i) });
         }
     }

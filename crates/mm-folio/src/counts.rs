@@ -18,7 +18,7 @@
 use crate::record::{Record, halves, word};
 use crate::{Folio, FolioFlags, FolioSpace, MmId};
 use mm_sync::atomic::Ordering::Relaxed;
-use mm_sync::{hint, mutant, ord};
+use mm_sync::{Innermost, hint, mutant, ord};
 
 const LOCK: u32 = 1 << 31;
 const SHARED: u32 = 1 << 30;
@@ -52,6 +52,7 @@ pub(crate) struct LargeCounts<'m> {
     state: u32,
     pub total: u32,
     pub entire: u32,
+    _innermost: Innermost,
 }
 
 /// What a removal did to the pages of a folio.
@@ -86,7 +87,7 @@ impl<'m> LargeCounts<'m> {
             state = counts.load(Relaxed);
         }
         let [total, entire] = halves(tail1.words[0].load(Relaxed));
-        LargeCounts { tail1, slots, state, total, entire }
+        LargeCounts { tail1, slots, state, total, entire, _innermost: Innermost::enter() }
     }
 
     pub fn shared(&self) -> bool {
@@ -124,6 +125,16 @@ impl<'m> LargeCounts<'m> {
             slots.words[0].store(word(ids), Relaxed);
             slots.words[1].store(word(counts), Relaxed);
         }
+        self.check(ids, counts);
+    }
+    /// What holds between two changes (rule FOLIO-38).
+    #[inline]
+    fn check(&self, ids: [u32; 2], counts: [u32; 2]) {
+        debug_assert!(
+            (0..2).all(|i| (ids[i] == 0) == (counts[i] == 0)),
+            "slots {ids:?} with counts {counts:?}"
+        );
+        debug_assert!(self.total > 0 || self.state & SHARED == 0, "shared and not mapped");
     }
 
     /// Takes back `n` mappings of `mm` (rule FOLIO-34).
@@ -147,6 +158,7 @@ impl<'m> LargeCounts<'m> {
         if counts.contains(&self.total) {
             self.state &= !SHARED;
         }
+        self.check(ids, counts);
     }
 
     /// One more PTE mapping of each page; the number that were unmapped before.

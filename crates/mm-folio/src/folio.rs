@@ -6,7 +6,7 @@ use core::fmt;
 use core::marker::PhantomData;
 use mm_arch::Pfn;
 use mm_sync::atomic::Ordering::Relaxed;
-use mm_sync::{hint, ord};
+use mm_sync::{Innermost, hint, ord};
 
 /// A tree of anonymous mappings, by number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -150,6 +150,34 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         self.clear_flag(FolioFlags::MLOCKED | FolioFlags::UNEVICTABLE);
     }
 
+    /// Page `index` has failed hardware. The folio is flagged as well, which a split decides
+    /// anew for each part; the frames are never handed out again (rule FOLIO-48). The
+    /// caller holds a reference.
+    ///
+    /// # Panics
+    ///
+    /// If the folio has no such page.
+    pub fn poison(&self, index: u32) {
+        assert!(index < self.nr_pages(), "page {index} of {}", self.nr_pages());
+        self.tail(index as usize).poison();
+        self.set_flag(FolioFlags::HWPOISON);
+    }
+    /// Whether page `index` has failed hardware.
+    pub fn is_poisoned(&self, index: u32) -> bool {
+        index < self.nr_pages() && self.tail(index as usize).compound().is_poisoned()
+    }
+
+    /// The folio was used (rule FOLIO-42): the first time it is noted, the second time makes
+    /// it active. What is not evicted has no age.
+    pub fn mark_accessed(&self) {
+        if self.has(FolioFlags::UNEVICTABLE) || self.set_flag(FolioFlags::REFERENCED) {
+            return;
+        }
+        if self.set_flag(FolioFlags::ACTIVE) {
+            self.clear_flag(FolioFlags::REFERENCED);
+        }
+    }
+
     /// Whether a pin may hold the folio without a bound in time (rule PIN-08).
     /// Whoever hands out the memory says so by [`FolioFlags::NO_LONGTERM`]. The zero
     /// page is nobody's to move.
@@ -211,6 +239,7 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
 
     /// Takes the folio lock if it is free.
     pub fn try_lock(&self) -> Option<FolioLockGuard<'m, F>> {
+        Innermost::may_lock();
         let flags = &self.head_record().flags;
         let locked = FolioFlags::LOCKED.bits();
         if flags.load(Relaxed) & locked != 0 {

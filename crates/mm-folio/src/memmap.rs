@@ -285,15 +285,22 @@ impl<F: FolioSpace> MemMap<F> {
             self.stats.order[order as usize].nr_anon.sub(1);
         }
         self.clear_exclusive(pfn, 1 << order);
+        let mut poisoned = false;
         for i in 0..1 << order {
             let rec = self.record(head + i);
+            let was = rec.compound();
+            poisoned |= was.is_poisoned();
             rec.clear();
             // A stale reader that counts itself in on a later folio at `head`
             // must not find this page still pointing there.
             if !mutant!("folio.free.keep_tails") {
-                rec.compound.store(Compound::FREE.0, Relaxed);
+                rec.compound.store(Compound::FREE.as_poisoned_as(was).0, Relaxed);
             }
             rec.content.retired();
+        }
+        if poisoned {
+            self.stats.poisoned.add(1 << order);
+            return;
         }
         self.source.free(pfn, order);
     }
@@ -309,7 +316,9 @@ impl<F: FolioSpace> Folio<'_, F> {
     fn fit_to_free(&self) -> bool {
         let tails_ok = (1..self.nr_pages() as usize).all(|i| {
             let rec = self.map.record(self.head + i);
-            rec.compound() == Compound::tail(i as u32) && rec.refs.load(Relaxed) == 0
+            let compound = rec.compound();
+            compound == Compound::tail(i as u32).as_poisoned_as(compound)
+                && rec.refs.load(Relaxed) == 0
         });
         let pages_ok = (0..self.nr_pages() as usize)
             .all(|i| self.map.record(self.head + i).mapcount.load(Relaxed) == 0);

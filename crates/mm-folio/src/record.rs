@@ -59,6 +59,10 @@ impl Record {
     pub fn compound(&self) -> Compound {
         Compound(self.compound.load(Relaxed))
     }
+    /// Marks the page as failed.
+    pub fn poison(&self) {
+        self.compound.fetch_or(Compound::POISON, Relaxed);
+    }
     /// Clears everything but the compound word and the count of references.
     pub fn clear(&self) {
         self.flags.store(0, Relaxed);
@@ -79,6 +83,8 @@ impl Compound {
     const TAIL: u32 = 1 << 31;
     const ZERO: u32 = 1 << 30;
     const HUGE_ZERO: u32 = 1 << 29;
+    /// The page has failed hardware. The one bit of a tail that is its own.
+    const POISON: u32 = 1 << 28;
     const ORDER: u32 = 0x3f;
 
     #[inline]
@@ -96,7 +102,7 @@ impl Compound {
     /// Pages back to the head; zero for a head.
     #[inline]
     pub const fn distance(self) -> usize {
-        if self.is_tail() { (self.0 & !Self::TAIL) as usize } else { 0 }
+        if self.is_tail() { (self.0 & !(Self::TAIL | Self::POISON)) as usize } else { 0 }
     }
     /// Meaningless for a tail.
     #[inline]
@@ -121,6 +127,14 @@ impl Compound {
     }
     pub const fn as_huge_zero(self) -> Self {
         Compound(self.0 | Self::HUGE_ZERO)
+    }
+    #[inline]
+    pub const fn is_poisoned(self) -> bool {
+        self.0 & Self::POISON != 0
+    }
+    /// The same page, poisoned if `from` is.
+    pub const fn as_poisoned_as(self, from: Self) -> Self {
+        Compound(self.0 | from.0 & Self::POISON)
     }
 }
 
@@ -149,7 +163,9 @@ mod tests {
         for d in [1, 2, 511, (1 << 20) - 1] {
             let c = Compound::tail(d);
             assert!(c.is_tail() && c.distance() == d as usize && !c.is_small());
-            assert!(!c.is_zero_page() && !c.is_huge_zero());
+            assert!(!c.is_zero_page() && !c.is_huge_zero() && !c.is_poisoned());
+            let bad = c.as_poisoned_as(Compound(Compound::POISON));
+            assert!(bad.is_tail() && bad.is_poisoned() && bad.distance() == d as usize);
         }
         assert!(Compound::head(0).as_zero_page().is_zero_page());
         assert!(Compound::head(0).as_zero_page().is_small());

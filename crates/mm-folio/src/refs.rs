@@ -501,22 +501,28 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
             }
         }
         let per = 1usize << order;
+        let any_poisoned =
+            |first: usize| (first..first + per).any(|i| self.tail(i).compound().is_poisoned());
         // From the end: tail 1 holds counts that `self` is read by.
         for i in (0..1usize << old).rev() {
             let rec = self.tail(i);
+            let was = rec.compound();
             rec.clear();
             if i % per == 0 {
                 rec.words[0].store(mapping, Relaxed);
                 rec.words[1].store(index + i as u64, Relaxed);
                 // Visible before the page stops being a tail: the unfreeze
                 // that lets anybody in releases both.
+                let mut flags = flags;
+                flags.set(crate::FolioFlags::HWPOISON, any_poisoned(i));
                 rec.flags.store(flags.bits(), Relaxed);
-                rec.compound.store(Compound::head(order).0, Relaxed);
+                rec.compound.store(Compound::head(order).as_poisoned_as(was).0, Relaxed);
                 if i > 0 {
                     self.map.clear_exclusive(self.map.pfn(self.head + i), 1);
                 }
             } else {
-                rec.compound.store(Compound::tail((i % per) as u32).0, Relaxed);
+                let tail = Compound::tail((i % per) as u32);
+                rec.compound.store(tail.as_poisoned_as(was).0, Relaxed);
             }
         }
     }

@@ -28,6 +28,9 @@ pub struct FolioStats {
     /// Folios that were in a bad state when their last reference went; they
     /// are kept from the allocator (rule FOLIO-11).
     pub bad_frees: Counter,
+    /// Pages that are kept from the allocator because they, or others of their folio, have
+    /// failed hardware (rule FOLIO-48).
+    pub poisoned: Counter,
 }
 
 /// What is counted per order.

@@ -4,6 +4,7 @@
 mod common;
 use common::*;
 use mm_folio::audit::Access::{ReadOnly, Writable};
+use mm_folio::audit::AuditLog;
 use mm_folio::*;
 
 // What owns references or a lock is given back once, a lock by the thread that
@@ -97,7 +98,7 @@ fn trace_f_pin() {
     assert_eq!(log(&[ptes(f, 0, 16, mm(P), Writable)]).finish(&map), []);
 }
 
-/// Rules: FOLIO-02, FOLIO-16, RMAP-12, EXCL-01.
+/// Rules: FOLIO-02, FOLIO-15, FOLIO-16, RMAP-12, EXCL-01.
 #[test]
 fn trace_g_pmd() {
     let map = map(2048);
@@ -181,7 +182,8 @@ fn idle(map: &FolioMap) -> FolioRef<'_, Space, Get> {
     new
 }
 
-/// Rules: FOLIO-32, FOLIO-33, FOLIO-34, FOLIO-36, FOLIO-37.
+/// Rules: FOLIO-32, FOLIO-33, FOLIO-34, FOLIO-36, FOLIO-37. Rows: S-MM1, S-MM2, S-MM3, S-MM4,
+/// S-MM5, S-MM6, S-MM7, S-MM8.
 #[test]
 fn address_space_rows() {
     let map = map(256);
@@ -226,6 +228,177 @@ fn address_space_rows() {
     steps(f, &[(a, 0, 1), (b, 1, 1), (a, 0, -1)]);
     assert_eq!(f.mm_slots(), [None, Some((mm(b), 1))]);
     assert!(!f.shared_flag());
+}
+
+/// Identities of all widths leave the flags alone that are beside them.
+///
+/// Rules: FOLIO-30.
+#[test]
+fn identities_disturb_no_flags() {
+    let map = map(256);
+    for [a, b] in [[1, MmId::MAX], [MmId::MAX, MmId::MAX - 1], [1 << 30, (1 << 30) - 1]] {
+        let own = idle(&map);
+        let f = own.folio();
+        steps(f, &[(a, 0, 16)]);
+        assert!(!f.shared_flag() && f.mm_slots() == [Some((mm(a), 16)), None]);
+        steps(f, &[(b, 0, 16)]);
+        assert!(f.shared_flag());
+        // The first slot changes hands while the flag is set.
+        steps(f, &[(3, 0, 16), (a, 0, -16), (a, 0, 8)]);
+        assert!(f.shared_flag() && f.mm_slots() == [Some((mm(a), 8)), Some((mm(b), 16))]);
+        assert_eq!(f.pages_mapped(), (16, false));
+        steps(f, &[(3, 0, -16), (a, 0, -8)]);
+        assert!(!f.shared_flag());
+        steps(f, &[(b, 0, -16)]);
+    }
+}
+
+/// Rules: FOLIO-13.
+#[test]
+fn a_small_page_is_mapped_until_its_last_mapping_goes() {
+    let map = map(64);
+    let f = fault(&map, 0, mm(P));
+    assert_eq!((f.mapcount(), f.is_mapped(), f.maybe_mapped_shared()), (1, true, false));
+    fork(f, C);
+    assert_eq!((f.mapcount(), f.is_mapped(), f.maybe_mapped_shared()), (2, true, true));
+    unmap(f, 0, 1, mm(P));
+    assert_eq!((f.mapcount(), f.is_mapped(), f.maybe_mapped_shared()), (1, true, false));
+    let own = f.grab::<Get>(1).expect("room");
+    unmap(f, 0, 1, mm(C));
+    assert_eq!((f.mapcount(), f.is_mapped()), (0, false));
+    drop(own);
+    assert_eq!(map.alive().count(), 0);
+}
+
+/// Rules: FOLIO-42.
+#[test]
+fn a_second_use_makes_active() {
+    use FolioFlags as F;
+    let map = map(64);
+    let own = map.alloc(0).expect("frames");
+    let f = own.folio();
+    let age = || f.flags() & (F::REFERENCED | F::ACTIVE);
+    for expected in [F::REFERENCED, F::ACTIVE, F::ACTIVE | F::REFERENCED, F::ACTIVE | F::REFERENCED]
+    {
+        f.mark_accessed();
+        assert_eq!(age(), expected);
+    }
+    f.clear_flag(F::REFERENCED | F::ACTIVE);
+    f.set_flag(F::UNEVICTABLE);
+    f.mark_accessed();
+    assert_eq!(age(), F::empty());
+}
+
+/// Rules: FOLIO-48.
+#[test]
+fn a_failed_page_is_its_parts_alone_after_a_split() {
+    for (order, flagged) in [(2u32, vec![1]), (0, vec![5])] {
+        let map = map(256);
+        let f = fault(&map, 4, mm(P));
+        f.poison(5);
+        assert!(f.has(FolioFlags::HWPOISON) && f.is_poisoned(5) && !f.is_poisoned(4));
+        let own = f.grab::<Get>(1).expect("room");
+        unmap(f, 0, 16, mm(P));
+        assert!(f.freeze(1));
+        f.split_frozen(order);
+        let per = 1u64 << order;
+        let parts: Vec<_> = (0..16 / per).map(|i| map.folio(f.head().add(i * per))).collect();
+        parts.iter().rev().for_each(|p| p.unfreeze(1));
+        let bad: Vec<_> =
+            (0..parts.len()).filter(|i| parts[*i].has(FolioFlags::HWPOISON)).collect();
+        assert_eq!(bad, flagged);
+        let page = |i: usize| parts[i / per as usize].is_poisoned((i % per as usize) as u32);
+        assert!((0..16).all(|i| page(i) == (i == 5)));
+        assert_eq!(AuditLog::new().finish(&map).len(), parts.len(), "one reference each");
+        own.hand_over();
+        parts.into_iter().for_each(|p| put(p, 1));
+        assert_eq!((map.alive().count(), map.stats().bad_frees.get()), (0, 0));
+        assert_eq!(map.stats().poisoned.get(), per, "nobody gets these again");
+        assert_eq!(AuditLog::new().finish(&map), []);
+    }
+}
+
+/// A broken contract is a panic in builds that check.
+#[cfg(debug_assertions)]
+mod contracts {
+    use super::*;
+
+    /// Whether `f` panics.
+    fn refuses(f: impl FnOnce(&FolioMap)) -> bool {
+        let map = map(2048);
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| f(&map)));
+        // What was done before it is left as it is.
+        std::mem::forget(map);
+        caught.is_err()
+    }
+    fn add(f: Folio<'_, Space>, first: u32, n: u32, id: u32, marks: Exclusivity) {
+        f.grab::<Get>(n).expect("room").hand_over();
+        f.add_anon_ptes(first, nz(n), mm(id), marks);
+    }
+
+    /// Rules: FOLIO-38, RMAP-08.
+    #[test]
+    fn a_batch_lies_in_its_folio() {
+        for (first, n) in [(0, 17), (1, 16), (15, 2), (16, 1)] {
+            assert!(refuses(|map| unmap(fault(map, 4, mm(P)), first, n, mm(P))));
+            assert!(refuses(|map| {
+                add(fault(map, 4, mm(P)), first, n, C, Exclusivity::MaybeShared);
+            }));
+        }
+        assert!(!refuses(|map| unmap(fault(map, 4, mm(P)), 1, 15, mm(P))));
+        // More than there are, and by a leaf what has no leaf's size.
+        assert!(refuses(|map| {
+            let f = fault(map, 4, mm(P));
+            f.remove_ptes(0, nz(16), mm(P));
+            f.remove_ptes(0, nz(1), mm(P));
+        }));
+        assert!(refuses(|map| fault(map, 4, mm(P)).remove_pmd(mm(P))));
+        assert!(refuses(|map| assert!(fault_pmd(map, 0, mm(P)).is_mapped())));
+    }
+
+    /// Rules: RMAP-04.
+    #[test]
+    fn an_exclusive_page_is_mapped_once() {
+        let exclusive = Exclusivity::Exclusive;
+        assert!(refuses(|map| add(fault(map, 4, mm(P)), 3, 1, C, exclusive)));
+        assert!(!refuses(|map| {
+            let f = fault(map, 4, mm(P));
+            unmap(f, 3, 1, mm(P));
+            add(f, 3, 1, P, exclusive);
+        }));
+        let leaf = |map: &FolioMap, marks| {
+            let f = fault_pmd(map, 9, mm(P));
+            f.grab::<Get>(1).expect("room").hand_over();
+            f.add_anon_pmd(mm(C), marks);
+        };
+        assert!(refuses(|map| leaf(map, exclusive)));
+        assert!(!refuses(|map| leaf(map, Exclusivity::MaybeShared)));
+    }
+
+    /// Rules: LOCK-02.
+    #[test]
+    fn nothing_is_locked_inside_of_the_counts_lock() {
+        let (outer, rw) = (mm_sync::Mutex::<mm_sync::DefaultLock, _>::new(0), rw());
+        let inside = |f: &dyn Fn(Folio<'_, Space>)| {
+            refuses(|map| {
+                let folio = fault(map, 4, mm(P));
+                folio.counts_locked(|_| f(folio));
+            })
+        };
+        assert!(inside(&|f| drop(f.try_lock())));
+        assert!(inside(&|_| drop(outer.try_lock())));
+        assert!(inside(&|_| drop(rw.try_read())));
+        assert!(inside(&|_| drop(rw.try_write())));
+        assert!(inside(&|f| assert_eq!(f.memmap().deferred_len(), 0)), "the queue has a lock");
+        assert!(!inside(&|f| assert_eq!(f.mapcount(), 16)));
+        // And none of it is held any more.
+        let held = outer.lock();
+        assert!(!inside(&|_| ()));
+        drop(held);
+    }
+    fn rw() -> mm_sync::RwLock<mm_sync::DefaultRwLock, u32> {
+        mm_sync::RwLock::new(0)
+    }
 }
 
 /// Rules: FOLIO-21, FOLIO-22, FOLIO-23.

@@ -405,7 +405,7 @@ impl<'a, P: Platform, H: FaultHandler<P>, O: Observer> Slow<'a, P, H, O> {
         if self.flags.contains(GupFlags::WRITE) && !dirty {
             folio.set_flag(FolioFlags::DIRTY);
         }
-        folio.set_flag(FolioFlags::REFERENCED);
+        folio.mark_accessed();
     }
 
     /// A leaf above PTE level keeps the note itself (rule GUPS-11a).

@@ -38,9 +38,12 @@ use mm_pgtable::{
 use mm_rmap::{RmapPlatform, fork_vma, split_locked_pmd};
 use mm_vma::{Mm, MmWrite, RssKind, SlotRun, SwapSpace, Vma, VmaFlags};
 
-/// What a child does not inherit of a mapping: locked pages, userfaultfd.
-const NOT_INHERITED: VmaFlags =
-    VmaFlags::LOCKED.union(VmaFlags::LOCKONFAULT).union(VmaFlags::UFFD_ANY);
+/// What a child inherits of a mapping: no locked pages, and userfaultfd only if whoever
+/// handles its events asked for children.
+fn inherited(flags: VmaFlags) -> VmaFlags {
+    let flags = flags - VmaFlags::LOCKED - VmaFlags::LOCKONFAULT;
+    if flags.contains(VmaFlags::UFFD_EVENT_FORK) { flags } else { flags - VmaFlags::UFFD_ANY }
+}
 
 /// Makes a copy of `parent`: its mappings, sharing its private pages until one
 /// side stores to them (rules FORK-01..12). Takes the parent's mmap lock.
@@ -92,7 +95,7 @@ fn copy_vmas<P: RmapPlatform>(
         }
         let at = parent_vma.start();
         let mut vma = parent_vma.clone();
-        vma.set_flags(parent_vma.flags() - NOT_INHERITED);
+        vma.set_flags(inherited(parent_vma.flags()));
         vma.set_anon(None);
         child_vmas.insert(vma).map_err(|_| ForkError::NoMemory(at))?;
         if parent_vma.flags().contains(VmaFlags::WIPEONFORK) {
@@ -105,8 +108,9 @@ fn copy_vmas<P: RmapPlatform>(
             return Err(ForkError::NoMemory(at));
         }
         let Some(child_vma) = child_vmas.find(at) else { continue };
-        // Nothing private: a fault of the child finds what there is (rule FORK-03).
-        if parent_vma.anon().is_none() {
+        // Nothing private, nor protected: a fault of the child finds what there is (rule
+        // FORK-03).
+        if parent_vma.anon().is_none() && !child_vma.flags().contains(VmaFlags::UFFD_WP) {
             continue;
         }
         let copy = Copy {
@@ -134,6 +138,13 @@ struct Copy<'c, P: RmapPlatform> {
     parent_vma: &'c Vma,
     child_vma: &'c Vma,
     pinned: HasPinned,
+}
+
+impl<P: RmapPlatform> Copy<'_, P> {
+    /// Whether the child's entries stay protected for userfaultfd (rule UFFD-06).
+    fn keeps_wp(&self) -> bool {
+        self.child_vma.flags().contains(VmaFlags::UFFD_WP)
+    }
 }
 
 /// What copying an entry came to.
@@ -270,7 +281,7 @@ fn copy_present<'m, B: Strategy, P: RmapPlatform>(
 ) -> Result<Step, ForkError> {
     let (parent, child) = (copy.parent, copy.child);
     let Some(folio) = counted_folio(parent, e, Level::Pte) else {
-        dst.fill(i, 1, child_entry::<P>(copy.parent_vma, e, Level::Pte));
+        dst.fill(i, 1, child_entry(copy, e, Level::Pte));
         return Ok(Step::Done(1));
     };
     let first = folio.index_of(e.pfn(Level::Pte));
@@ -304,21 +315,20 @@ fn copy_present<'m, B: Strategy, P: RmapPlatform>(
     if copy.parent_vma.is_cow() && writable && !mm_sync::mutant!("map.fork.no_wrprotect") {
         src.wrprotect(i, run.nr(), owed);
     }
-    dst.fill(i, run.nr(), child_entry::<P>(copy.parent_vma, e, Level::Pte));
+    dst.fill(i, run.nr(), child_entry(copy, e, Level::Pte));
     Ok(Step::Done(run.nr()))
 }
 
 /// The child's form of a leaf that both map from now on (rule FORK-06).
-fn child_entry<P: RmapPlatform>(vma: &Vma, e: E<P>, level: Level) -> E<P> {
-    let mut e = e;
+fn child_entry<P: RmapPlatform>(copy: &Copy<'_, P>, e: E<P>, level: Level) -> E<P> {
+    let (vma, mut e) = (copy.parent_vma, e);
     if vma.is_cow() && e.is_writable(level) {
         e = e.wrprotect();
     }
     if vma.flags().contains(VmaFlags::SHARED) {
         e = e.mkclean();
     }
-    // The child has no userfaultfd.
-    e.mkold().clear_uffd_wp()
+    if copy.keeps_wp() { e.mkold() } else { e.mkold().clear_uffd_wp() }
 }
 
 /// Gives the child its own copy of a page that may be pinned (rule FORK-08). The
@@ -338,7 +348,9 @@ fn copy_early<P: RmapPlatform>(
     folio.set_flag(FolioFlags::LRU);
     let prot = P::Arch::prot(vma.protection());
     let mut entry = E::<P>::leaf(folio.head(), prot, Level::Pte).mkdirty();
-    if vma.flags().contains(VmaFlags::WRITE) {
+    if copy.keeps_wp() && e.is_uffd_wp() {
+        entry = entry.mkuffd_wp();
+    } else if vma.flags().contains(VmaFlags::WRITE) {
         entry = entry.mkwrite(vma.write_kind());
     }
     dst.fill(i, 1, entry);
@@ -390,8 +402,7 @@ fn copy_swap<P: RmapPlatform>(
         bits.exclusive = false;
         src.set_swap(i, n, e.with_swap_bits(bits));
     }
-    // The child has no userfaultfd.
-    bits.uffd_wp = false;
+    bits.uffd_wp &= copy.keeps_wp();
     dst.set_swap(i, n, e.with_swap_bits(bits));
     rss.add(RssKind::Swap, n as u64);
     Ok(Step::Done(n))
@@ -432,8 +443,8 @@ fn copy_nonpresent<B: Strategy, P: RmapPlatform>(
             NonPresent::Device { kind: if cow { PrivateRead } else { kind }, pfn }
         }
         Some(NonPresent::Marker(m)) => {
-            // The child has no userfaultfd; poison and guards are inherited.
-            let kept = m - Markers::UFFD_WP;
+            // Poison and guards are always inherited.
+            let kept = if copy.keeps_wp() { m } else { m - Markers::UFFD_WP };
             if !kept.is_empty()
                 && let Ok(marker) = E::<P>::from_nonpresent(NonPresent::Marker(kept), bits)
             {
@@ -454,7 +465,7 @@ fn copy_nonpresent<B: Strategy, P: RmapPlatform>(
     if entry != e {
         src.set(i, entry);
     }
-    bits.uffd_wp = false;
+    bits.uffd_wp &= copy.keeps_wp();
     dst.set(i, entry.with_swap_bits(bits));
     Ok(Step::Done(1))
 }
@@ -516,7 +527,7 @@ fn copy_locked_pmd<P: RmapPlatform>(
                 src.swap(entry, owed);
                 child.counters().add(RssKind::Anon, pmd_pages::<P>());
                 let mut bits = e.swap_bits();
-                bits.uffd_wp = false;
+                bits.uffd_wp &= copy.keeps_wp();
                 entry.with_swap_bits(bits)
             }
             _ => return Err(ForkError::Unsupported(va)),
@@ -539,7 +550,7 @@ fn copy_locked_pmd<P: RmapPlatform>(
                 src.wrprotect(owed);
             }
         }
-        child_entry::<P>(copy.parent_vma, e, Level::Pmd)
+        child_entry(copy, e, Level::Pmd)
     };
     let old = dst.swap(entry, &mut fresh);
     debug_assert!(old.is_none(), "the child had something at {va} already");

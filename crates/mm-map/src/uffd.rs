@@ -9,7 +9,8 @@
 //! The protection of a page is a bit of its entry, which takes the write
 //! permission away (rule PTE-15), or a marker where there is no page (rule
 //! MPROT-05). Neither outlives the registration: unmapping, moving and forking drop both
-//! (rules UFFD-05, UFFD-06, MREMAP-01), and so does [`uffd_unregister`] with what is left.
+//! (rules UFFD-05, UFFD-06, MREMAP-01), unless a child is registered as well
+//! ([`UffdMode::EVENT_FORK`]); and so does [`uffd_unregister`] with what is left.
 //! Discarding drops them of anonymous memory, whose pages are gone; those of an object are
 //! still there, and stay protected. A bit outside of a registered mapping is
 //! therefore stale wherever it is found, and nobody waits for its event.
@@ -41,6 +42,9 @@ bitflags::bitflags! {
         /// With `WP`: a store ends the protection without an event. Includes
         /// `WP_UNPOPULATED`.
         const WP_ASYNC = 1 << 3;
+        /// Children are registered as well: whoever handles the events hears of each fork
+        /// and handles theirs (rule UFFD-06). By itself it asks for nothing.
+        const EVENT_FORK = 1 << 4;
     }
 }
 
@@ -53,6 +57,9 @@ impl UffdMode {
             flags |= VmaFlags::UFFD_WP;
             flags.set(VmaFlags::UFFD_WP_UNPOPULATED, unpopulated);
             flags.set(VmaFlags::UFFD_WP_ASYNC, self.contains(Self::WP_ASYNC));
+        }
+        if !flags.is_empty() {
+            flags.set(VmaFlags::UFFD_EVENT_FORK, self.contains(Self::EVENT_FORK));
         }
         flags
     }

@@ -202,7 +202,7 @@ fn zap_present<'m, B: Strategy, L: Liveness, P: RmapPlatform>(
     if !folio.is_anon() {
         // The entries were all that knew (rules ZAP-02, FOLIO-45).
         if young {
-            folio.set_flag(FolioFlags::REFERENCED);
+            folio.mark_accessed();
         }
         if dirty {
             folio.set_flag(FolioFlags::DIRTY);

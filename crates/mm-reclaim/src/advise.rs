@@ -303,9 +303,11 @@ impl<'m, P: ReclaimPlatform> Advised<'_, 'm, P> {
         }
         self.mark_lazyfree(folio);
     }
+    /// Rule FOLIO-41. A folio that somebody isolated, or that must stay, is left alone.
     fn mark_lazyfree(&self, folio: Folio<'_, P>) {
         let barred = FolioFlags::SWAPCACHE | FolioFlags::UNEVICTABLE | FolioFlags::MLOCKED;
-        if !folio.has(FolioFlags::SWAPBACKED) || folio.flags().intersects(barred) {
+        let wanted = FolioFlags::SWAPBACKED | FolioFlags::LRU;
+        if !folio.has(wanted) || folio.flags().intersects(barred) {
             return;
         }
         let gone = FolioFlags::ACTIVE | FolioFlags::REFERENCED | FolioFlags::SWAPBACKED;

@@ -67,6 +67,7 @@ pub mod atomic;
 #[cfg(all(feature = "epoch", not(loom)))]
 pub mod epoch;
 pub mod hint;
+mod innermost;
 mod live;
 mod lock;
 #[cfg(loom)]
@@ -80,6 +81,7 @@ pub mod stat;
 #[cfg(any(loom, feature = "std"))]
 pub mod thread;
 
+pub use innermost::Innermost;
 pub use live::Live;
 #[cfg(loom)]
 pub use lock::LoomLock;

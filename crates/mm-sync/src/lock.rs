@@ -1,5 +1,6 @@
 //! Mutual exclusion behind a narrow trait.
 
+use crate::Innermost;
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::ops::{Deref, DerefMut};
@@ -74,11 +75,13 @@ impl<R: RawLock> Lock<R> {
     /// Waits for the lock.
     #[inline]
     pub fn lock(&self) -> LockGuard<'_, R> {
+        Innermost::may_lock();
         self.guard(self.0.lock())
     }
     /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<LockGuard<'_, R>> {
+        Innermost::may_lock();
         self.0.try_lock().map(|s| self.guard(s))
     }
     #[inline]

@@ -1,5 +1,6 @@
 //! Shared and exclusive locking behind a narrow trait.
 
+use crate::Innermost;
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::ops::{Deref, DerefMut};
@@ -112,6 +113,7 @@ impl<R: RawRwLock, T> RwLock<R, T> {
     /// Waits for shared access.
     #[inline]
     pub fn read(&self) -> ReadGuard<'_, R, T> {
+        Innermost::may_lock();
         ReadGuard {
             state: Some(self.raw.lock_shared()),
             lock: self,
@@ -121,12 +123,14 @@ impl<R: RawRwLock, T> RwLock<R, T> {
     /// Shared access if that needs no waiting.
     #[inline]
     pub fn try_read(&self) -> Option<ReadGuard<'_, R, T>> {
+        Innermost::may_lock();
         let state = self.raw.try_lock_shared()?;
         Some(ReadGuard { state: Some(state), lock: self, _not_send: core::marker::PhantomData })
     }
     /// Waits for exclusive access.
     #[inline]
     pub fn write(&self) -> WriteGuard<'_, R, T> {
+        Innermost::may_lock();
         WriteGuard {
             state: Some(self.raw.lock_exclusive()),
             lock: self,
@@ -136,6 +140,7 @@ impl<R: RawRwLock, T> RwLock<R, T> {
     /// Exclusive access if that needs no waiting.
     #[inline]
     pub fn try_write(&self) -> Option<WriteGuard<'_, R, T>> {
+        Innermost::may_lock();
         let state = self.raw.try_lock_exclusive()?;
         Some(WriteGuard { state: Some(state), lock: self, _not_send: core::marker::PhantomData })
     }

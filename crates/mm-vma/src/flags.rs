@@ -69,6 +69,8 @@ bitflags::bitflags! {
         const UFFD_WP_ASYNC = 1 << 30;
         /// With `UFFD_WP`: pages that are not there can be write-protected, too.
         const UFFD_WP_UNPOPULATED = 1 << 31;
+        /// A child is registered for userfaultfd as well.
+        const UFFD_EVENT_FORK = 1 << 32;
 
         /// The three access rights.
         const ACCESS = Self::READ.bits() | Self::WRITE.bits() | Self::EXEC.bits();
@@ -79,6 +81,7 @@ bitflags::bitflags! {
             | Self::UFFD_WP.bits()
             | Self::UFFD_MINOR.bits()
             | Self::UFFD_WP_ASYNC.bits()
-            | Self::UFFD_WP_UNPOPULATED.bits();
+            | Self::UFFD_WP_UNPOPULATED.bits()
+            | Self::UFFD_EVENT_FORK.bits();
     }
 }

@@ -150,7 +150,6 @@ mod generic {
         assert_eq!(marked::<A>(&p, 0, 4 * n), all);
         assert_eq!(protected::<A>(&p, 0, 4 * n), [4]);
         audit(&m, &[&p]);
-        // Rows: S-UF1.
         unprotect::<A>(&p, 3, 2);
         assert_eq!(marked::<A>(&p, 0, 8), [2, 5, 6, 7]);
         assert_eq!(writable::<A>(&p, 0, 8), [4]);
@@ -258,7 +257,6 @@ mod generic {
             register::<A>(&p, 0, 32, MARKED);
             protect::<A>(&p, 4, 4);
             protect::<A>(&p, 16, 2);
-            // Rows: S-UF2.
             let c = fork(&policy, &p).expect("memory");
             assert_eq!(flags_at::<A>(&c, 0) & VmaFlags::UFFD_ANY, VmaFlags::empty());
             assert_eq!((protected::<A>(&c, 0, 32), marked::<A>(&c, 0, 32)), (vec![], vec![]));
@@ -276,6 +274,75 @@ mod generic {
             assert_eq!((protected::<A>(&p, 100, 32), marked::<A>(&p, 100, 32)), (vec![], vec![]));
             assert!(flags_at::<A>(&p, 0).contains(VmaFlags::UFFD_WP), "the old place stays armed");
             audit(&m, &[&p, &c]);
+            finish(&m, vec![p, c]);
+        }
+    }
+
+    pub fn a_child_that_is_registered_stays_protected<A: Arch>() {
+        if !A::HAS_UFFD_WP {
+            return;
+        }
+        for policy in [PER_PAGE, BATCHED] {
+            let m = new_machine::<A>();
+            let n = pmd_pages::<A>();
+            let p = space(&m, 3 * n);
+            map_folio(&p, 0, 4);
+            map_zero(&p, 16);
+            map_pmd(&p, 2 * n);
+            register::<A>(&p, 0, 3 * n, MARKED | UffdMode::EVENT_FORK);
+            protect::<A>(&p, 4, 4);
+            protect::<A>(&p, 16, 2);
+            protect::<A>(&p, 2 * n, n);
+            let c = fork(&policy, &p).expect("memory");
+            assert_eq!(flags_at::<A>(&c, 0), flags_at::<A>(&p, 0));
+            assert_eq!(protected::<A>(&c, 0, 32), [4, 5, 6, 7, 16]);
+            assert_eq!(marked::<A>(&c, 0, 32), [17]);
+            let (e, level) = entry::<A>(&c, 2 * n);
+            assert!(level == Level::Pmd && e.is_uffd_wp() && !e.is_writable(level));
+            assert_eq!(protected::<A>(&p, 0, 32), [4, 5, 6, 7, 16]);
+            audit(&m, &[&p, &c]);
+            finish(&m, vec![p, c]);
+        }
+        // It is no registration by itself.
+        let p = space(&new_machine::<A>(), 16);
+        let only = uffd_register(&BATCHED, &mut p.write(), pages::<A>(0, 16), UffdMode::EVENT_FORK);
+        assert_eq!(only, Err(MapError::Invalid(va::<A>(0))));
+        munmap(&BATCHED, &mut p.write(), pages::<A>(0, 16)).expect("memory");
+    }
+
+    pub fn a_child_that_is_registered_has_what_is_shared_clean_and_old<A: Arch>() {
+        if !A::HAS_UFFD_WP {
+            return;
+        }
+        for policy in [PER_PAGE, BATCHED] {
+            let m = new_machine::<A>();
+            let p: Space<A> = Mm::new(m.clone()).expect("space");
+            let o = ModelObject::new(&m, FileId(1), BackingKind::Shmem, false);
+            let shared = RW | VmaFlags::MAY_PRIVATE | VmaFlags::SHARED | VmaFlags::MAYSHARE;
+            mmap_backing(&mut p.write(), pages::<A>(0, 16), shared, o.clone(), 0).expect("free");
+            register::<A>(&p, 0, 16, WP | UffdMode::EVENT_FORK);
+            let folio = o.add(0, 2).expect("memory");
+            folio.grab::<Get>(4).expect("fits").hand_over();
+            folio.add_file_ptes(0, nz(4), p.id());
+            p.counters().add(RssKind::of(folio), 4);
+            let prot = A::prot(p.read().find(va::<A>(0)).expect("mapped").protection());
+            for k in 0..4 {
+                let e = E::<A>::leaf(folio.head().add(k), prot, Level::Pte);
+                set_pte::<A>(&p, k, e.mkyoung().mkdirty().mkwrite(mm_arch::WriteKind::Normal));
+            }
+            protect::<A>(&p, 3, 2);
+            let c = fork(&policy, &p).expect("memory");
+            let of_child = |is: &dyn Fn(E<A>) -> bool| which::<A>(&c, 0, 16, |e| is(e));
+            assert_eq!(of_child(&|e| e.is_present(Level::Pte)), [0, 1, 2, 3]);
+            assert_eq!(
+                of_child(&|e| e.is_present(Level::Pte) && (e.is_dirty() || e.is_young())),
+                []
+            );
+            assert_eq!((protected::<A>(&c, 0, 16), marked::<A>(&c, 0, 16)), (vec![3], vec![4]));
+            assert_eq!(writable::<A>(&c, 0, 16), [0, 1, 2]);
+            assert_eq!(which::<A>(&p, 0, 4, |e| e.is_dirty() && e.is_young()), [0, 1, 2, 3]);
+            assert_eq!((writable::<A>(&p, 0, 16), folio.mapcount()), (vec![0, 1, 2], 8));
+            drop(o);
             finish(&m, vec![p, c]);
         }
     }
@@ -377,14 +444,18 @@ on_all! {
     what_cannot_be_registered;
     /// Rules: UFFD-04, PTE-15, MPROT-02, MPROT-03, MPROT-04, WRITE-02.
     a_part_of_a_folio;
-    /// Rules: UFFD-04, UFFD-05, MPROT-05.
+    /// Rules: UFFD-04, UFFD-05, MPROT-05. Rows: S-UF1.
     nothing_is_marked_unless_asked_for;
     /// Rules: UFFD-04, MPROT-05, ZAP-07. Cases: MM-037.
     other_entries;
     /// Rules: PMDF-01, MPROT-07, MPROT-09.
     leaves;
-    /// Rules: UFFD-06, FORK-06, MREMAP-01. Cases: MM-043.
+    /// Rules: UFFD-06, FORK-06, MREMAP-01. Rows: S-UF2. Cases: MM-043.
     what_forgets_the_protection;
+    /// Rules: UFFD-06, FORK-06. Rows: S-UF2.
+    a_child_that_is_registered_stays_protected;
+    /// Rules: UFFD-06, FORK-03, FORK-06. Rows: S-FK3.
+    a_child_that_is_registered_has_what_is_shared_clean_and_old;
     /// Rules: WRITE-01, MPROT-03.
     rights_and_protection_go_together;
     /// Rules: ANON-02.

@@ -44,6 +44,32 @@ mod generic {
         }
     }
 
+    pub fn who_is_isolated_or_must_stay_is_not_given_up<A: Arch>() {
+        let age = FolioFlags::ACTIVE | FolioFlags::REFERENCED;
+        for (changed, given_up) in [
+            (FolioFlags::empty(), true),
+            (FolioFlags::LRU, false),
+            (FolioFlags::UNEVICTABLE, false),
+            (FolioFlags::MLOCKED, false),
+        ] {
+            let m = reclaim_machine::<A>();
+            let p = space(&m, 16);
+            let folio = map_normal(&p, 0, 4);
+            folio.set_flag(age);
+            if changed == FolioFlags::LRU {
+                folio.clear_flag(changed);
+            } else {
+                folio.set_flag(changed);
+            }
+            madvise_free(UnmapPolicy::All, &p.read(), pages::<A>(0, 16)).expect("mapped");
+            assert_eq!(folio.has(FolioFlags::SWAPBACKED), !given_up, "{changed:?}");
+            assert_eq!(folio.has(age), !given_up, "{changed:?}");
+            assert_eq!(m.events().get(Event::LazyFree), if given_up { 16 } else { 0 });
+            folio.clear_flag(changed - FolioFlags::LRU);
+            finish(&m, vec![p]);
+        }
+    }
+
     pub fn a_part_is_split_off<A: Arch>() {
         for policy in POLICIES {
             let m = reclaim_machine::<A>();
@@ -177,6 +203,8 @@ mod generic {
 on_all! {
     /// Rules: MADV-04, ACC-14, RECL-09.
     given_up_pages_are_clean_and_as_writable_as_before;
+    /// Rules: FOLIO-41.
+    who_is_isolated_or_must_stay_is_not_given_up;
     /// Rules: MADV-03.
     a_part_is_split_off;
     /// Rules: MADV-03, MADV-04, MADV-06.

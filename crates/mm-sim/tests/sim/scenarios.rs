@@ -47,7 +47,7 @@ fn all_pass<A: Arch>(preset: Preset) {
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// Rules: INV-1, INV-2, INV-3, INV-5, INV-6, INV-7, INV-8, INV-9.
+/// Rules: INV-1, INV-2, INV-3, INV-5, INV-6, INV-7, INV-8, INV-9, FOLIO-58.
 #[test]
 fn linux_6_18() {
     all_pass::<X86_64>(Preset::Linux618);

@@ -160,3 +160,65 @@ fn what_is_not_watched_any_more() {
         ],
     );
 }
+
+/// What a child has of protected pages that were copied for it, by its fork or by its pin.
+mod copies {
+    use crate::common::*;
+    use mm_arch::{Entry, Level};
+    use mm_gup::GupFlags;
+    use mm_map::{UffdMode, WpChange};
+    use mm_pgtable::LockedEntry;
+    use mm_sim::{Preset, audit};
+
+    fn protected(p: &P) -> Vec<u64> {
+        let vmas = p.mm().read();
+        let is = |i: &u64| match p.mm().tables().lock_entry(vmas.stay(), page(*i)) {
+            LockedEntry::Table(t) => {
+                let e = t.get(t.index_of(page(*i)));
+                assert!(e.is_present(Level::Pte) && !(e.is_uffd_wp() && e.is_writable(Level::Pte)));
+                e.is_uffd_wp()
+            }
+            _ => panic!("no table"),
+        };
+        (0..8).filter(is).collect()
+    }
+    /// A process of which pages 2 and 3 of 8 are protected.
+    fn process(m: &M, fork: UffdMode) -> P {
+        let p = m.spawn().expect("process");
+        p.mmap_anon(pages(0, 8), RW).expect("mmap");
+        (0..8).for_each(|i| p.store(page(i), 100 + i).expect("store"));
+        p.uffd_register(pages(0, 8), UffdMode::WP | fork).expect("register");
+        p.uffd_wp(pages(2, 2), WpChange::Protect).expect("registered");
+        p
+    }
+
+    /// Rules: S-UF4, S-UF6, UFFD-06, FORK-08, FAULT-07, FAULT-13.
+    #[test]
+    fn keep_the_protection_if_the_child_is_registered() {
+        for preset in Preset::ALL {
+            for (fork, expected) in
+                [(UffdMode::EVENT_FORK, vec![2, 3]), (UffdMode::empty(), vec![])]
+            {
+                let m = machine_under(16, *preset);
+                // Pinned before the fork, which copies the page.
+                let p = process(&m, fork);
+                let pin = p.pin(page(0), 8, GupFlags::LONGTERM).expect("pin");
+                let child = p.fork().expect("fork");
+                assert_eq!((protected(&p), protected(&child)), (vec![2, 3], expected.clone()));
+                m.settle();
+                assert_eq!(audit(&m, [&p, &child], [&pin]), []);
+                drop((child, pin, p));
+
+                // Pinned by the child, which copies the page then.
+                let p = process(&m, fork);
+                let child = p.fork().expect("fork");
+                let pin = child.pin(page(0), 8, GupFlags::LONGTERM).expect("pin");
+                assert_eq!((protected(&p), protected(&child)), (vec![2, 3], expected));
+                assert_eq!(child.take_user_faults(), [], "nobody is asked");
+                assert_eq!(pin.load(3, 0), Some(103));
+                m.settle();
+                assert_eq!(audit(&m, [&p, &child], [&pin]), []);
+            }
+        }
+    }
+}

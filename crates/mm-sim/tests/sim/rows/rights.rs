@@ -50,6 +50,40 @@ fn a_new_mapping_counts_as_stored_to() {
     assert!(!tracked().contains(VmaFlags::SOFTDIRTY));
 }
 
+/// Rules: S-PO1, S-PO2, S-PO3, S-PO4, MADV-07, POP-03.
+#[test]
+fn populating_asks_for_rights_and_finds_holes() {
+    use mm_arch::AccessKind::{Read, Write};
+    let m = machine_under(16, Preset::Linux618);
+    let p = m.spawn().expect("process");
+    let populate = |first, n, how| p.populate(pages(first, n), how).map_err(|e| e.errno());
+    p.mmap_anon(pages(0, 8), READ).expect("mmap");
+    assert_eq!((populate(0, 8, Read), populate(0, 8, Write)), (Ok(()), Err("EINVAL")));
+    p.mmap_anon(pages(16, 8), VmaFlags::WRITE).expect("mmap");
+    assert_eq!((populate(16, 8, Read), populate(16, 8, Write)), (Err("EINVAL"), Ok(())));
+    p.mmap_anon(pages(32, 4), RW).expect("mmap");
+    p.mmap_anon(pages(38, 4), RW).expect("mmap");
+    for (first, n) in [(32, 10), (32, 6), (36, 6)] {
+        for how in [Read, Write] {
+            assert_eq!(populate(first, n, how), Err("ENOMEM"), "{first}+{n}");
+        }
+    }
+    let soft_dirty = || entries_that(&p, 38..42, |_, e, _| e.is_soft_dirty());
+    assert_eq!(soft_dirty().len(), 0, "a hole below them stops it");
+    assert_eq!(populate(38, 4, Write), Ok(()));
+    p.clear_soft_dirty().expect("memory");
+    assert_eq!((populate(38, 4, Read), soft_dirty().len()), (Ok(()), 0));
+    assert_eq!((populate(38, 4, Write), soft_dirty().len()), (Ok(()), 4));
+    // What a child shares is copied for the store.
+    let child = p.fork().expect("fork");
+    assert_eq!(populate(38, 4, Write), Ok(()));
+    assert_eq!(writable(&p, 38..42).len(), 4);
+    assert!((38..42).all(|i| frame(&p, i) != frame(&child, i)));
+    assert_eq!(entries_that(&p, 38..42, |_, e, _| e.is_dirty()).len(), 4);
+    m.settle();
+    assert_eq!(audit(&m, [&p, &child], []), []);
+}
+
 /// Rules: S-DY1, S-DY2, FAULT-11.
 #[test]
 fn a_forced_write_makes_nothing_writable() {
