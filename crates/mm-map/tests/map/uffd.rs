@@ -332,7 +332,7 @@ mod generic {
             }
             protect::<A>(&p, 3, 2);
             let c = fork(&policy, &p).expect("memory");
-            let of_child = |is: &dyn Fn(E<A>) -> bool| which::<A>(&c, 0, 16, |e| is(e));
+            let of_child = |is: &dyn Fn(E<A>) -> bool| which::<A>(&c, 0, 16, is);
             assert_eq!(of_child(&|e| e.is_present(Level::Pte)), [0, 1, 2, 3]);
             assert_eq!(
                 of_child(&|e| e.is_present(Level::Pte) && (e.is_dirty() || e.is_young())),
