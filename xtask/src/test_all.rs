@@ -29,11 +29,12 @@ pub struct Options {
 type Step = fn(&Workspace) -> Result<Outcome, Error>;
 
 /// The steps in order: what fails fast comes first.
-const STEPS: [(&str, Step); 12] = [
+const STEPS: [(&str, Step); 13] = [
     ("fmt", fmt),
     ("rules", |ws| rules::run(ws, &rules::Options::quiet())),
     ("deny", deny),
     ("clippy", clippy),
+    ("docs", docs),
     ("tests", tests),
     ("alone", alone),
     ("examples", examples),
@@ -106,6 +107,13 @@ fn clippy(ws: &Workspace) -> Result<Outcome, Error> {
     ok()
 }
 
+/// Documentation of all crates, without a link that leads nowhere.
+fn docs(ws: &Workspace) -> Result<Outcome, Error> {
+    let mut c = ws.cargo(&["doc", "--workspace", "--no-deps", "--quiet", "--keep-going"]);
+    cmd::run(c.env("RUSTDOCFLAGS", "-D warnings"))?;
+    ok()
+}
+
 /// Unit, integration and documentation tests.
 fn tests(ws: &Workspace) -> Result<Outcome, Error> {
     if !cmd::present("cargo-nextest") {
@@ -116,8 +124,8 @@ fn tests(ws: &Workspace) -> Result<Outcome, Error> {
         ws.cargo(&["nextest", "run", "--workspace", "--no-fail-fast", "--status-level", "fail"]);
     let units = cmd::run(&mut c);
     // Both are wanted even if the first fails.
-    let docs = cmd::run(&mut ws.cargo(&["test", "--workspace", "--doc", "--quiet"]));
-    units.and(docs)?;
+    let examples = cmd::run(&mut ws.cargo(&["test", "--workspace", "--doc", "--quiet"]));
+    units.and(examples)?;
     Ok(Outcome::Ok("cargo nextest, cargo test --doc".into()))
 }
 

@@ -10,9 +10,9 @@ pub const TYPE: u64 = 1 << 1;
 pub const ATTR_SHIFT: u32 = 2;
 /// The memory type.
 pub const ATTR: u64 = 7 << ATTR_SHIFT;
-/// AP[1]: EL0 may use the entry.
+/// `AP[1]`: EL0 may use the entry.
 pub const USER: u64 = 1 << 6;
-/// AP[2]: no stores. In an entry with [`WRITE`] set: not stored through yet.
+/// `AP[2]`: no stores. In an entry with [`WRITE`] set: not stored through yet.
 pub const READ_ONLY: u64 = 1 << 7;
 /// SH: shared by the inner domain. With LPA2 two bits of the address.
 pub const INNER_SHAREABLE: u64 = 3 << 8;

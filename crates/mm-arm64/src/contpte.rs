@@ -45,7 +45,7 @@ impl<G: Granule> ContEntry for Arm64Entry<G> {
         let raw = dirty::widen(self.bits(), e.bits());
         Self::from_bits(raw | e.bits() & ACCESSED)
     }
-    /// Accessed; and for a store through a leaf, AP[2] is cleared.
+    /// Accessed; and for a store through a leaf, `AP[2]` is cleared.
     #[inline]
     fn marked(self, kind: AccessKind, level: Level) -> Option<Self> {
         if !self.permits(kind, level) {

@@ -1,6 +1,6 @@
 //! Dirty: what hardware says with two bits and software with one (rules A64-04, A64-05).
 //!
-//! DBM ("stores are allowed") stays what it is; AP[2] ("read-only") is cleared by the
+//! DBM ("stores are allowed") stays what it is; `AP[2]` ("read-only") is cleared by the
 //! first store. So a page that may be written and was is `DBM=1, RO=0`. When write
 //! permission goes, both change, and a software bit takes the dirt over.
 //!
@@ -17,7 +17,7 @@
 
 use crate::bits::{DIRTY, READ_ONLY, WRITE};
 
-/// A store went through, and only AP[2] says so.
+/// A store went through, and only `AP[2]` says so.
 #[inline(always)]
 pub(crate) const fn by_hardware(raw: u64) -> bool {
     raw & (WRITE | READ_ONLY) == WRITE
@@ -28,7 +28,7 @@ pub(crate) const fn is_dirty(raw: u64) -> bool {
     raw & DIRTY != 0 || by_hardware(raw)
 }
 
-/// Makes the software bit say what AP[2] says.
+/// Makes the software bit say what `AP[2]` says.
 #[inline(always)]
 pub(crate) const fn save(raw: u64) -> u64 {
     if by_hardware(raw) { raw | DIRTY } else { raw }

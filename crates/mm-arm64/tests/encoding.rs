@@ -129,7 +129,7 @@ fn templates() {
     assert!(exec.permits(AccessKind::Exec, PTE) && !exec.permits(AccessKind::Read, PTE));
 }
 
-/// A clean writable page takes a store: AP[2] is not a permission there.
+/// A clean writable page takes a store: `AP[2]` is not a permission there.
 ///
 /// Rules: A64-04, A64-08.
 #[test]

@@ -95,7 +95,7 @@ impl Format {
     pub fn named(name: &str) -> Result<Self, String> {
         one_of("arch", name, &FORMATS, |f| f.name)
     }
-    /// The formats of a word: one, or those that [`ALL`] stands for.
+    /// The formats of a word: one, or all of them for `all`.
     ///
     /// # Errors
     ///
