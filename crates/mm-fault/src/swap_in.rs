@@ -9,6 +9,10 @@
 //!   table lock: the entry again ─► counts ─► mappings ─► entries
 //! ```
 //!
+//! What the cache has may belong to another place: pages that were merged share a slot. Then
+//! the fault makes a copy, which is nobody else's, and keeps the folio of the cache locked
+//! besides (rule SWPI-03).
+//!
 //! The locked folio of the cache, or the mark, keeps the slot from being used for
 //! another page for as long as the table lock is held: an entry that looks the same
 //! *is* the same (race F-RACE-26).
@@ -19,7 +23,7 @@ use crate::order::OrderSet;
 use crate::{FaultOutcome, FaultSignal, SwapInPolicy};
 use core::num::NonZeroU32;
 use mm_arch::{Arch, Entry, Level, SwapBits, SwapSlot, VirtAddr};
-use mm_folio::{AnonId, Exclusivity, Folio, FolioFlags, FolioLockGuard, FolioRef, Get};
+use mm_folio::{AnonId, Exclusivity, Folio, FolioFlags, FolioLockGuard, FolioRef, FrameBytes, Get};
 use mm_pgtable::{LockedTable, Step};
 use mm_rmap::RmapPlatform;
 use mm_vma::{Platform, RssKind, SlotRun, SwapSpace, VmaFlags, read_folio};
@@ -43,8 +47,17 @@ struct Content<'m, P: RmapPlatform> {
     /// The page of it that the slot is.
     page: u32,
     major: bool,
-    /// It is nobody else's: the slots, which are not cached.
-    reading: Option<Reading<'m, P>>,
+    /// It is nobody else's: what keeps the slots meanwhile.
+    alone: Option<Keeps<'m, P>>,
+}
+
+/// What keeps slots whose content is in a folio that is not in the cache. Both are given up
+/// when they are dropped.
+enum Keeps<'m, P: RmapPlatform> {
+    /// They are marked as being read.
+    Reading { _mark: Reading<'m, P> },
+    /// The folio of the cache that has the content, too; the lock goes before the reference.
+    Cache { _lock: FolioLockGuard<'m, P>, _own: FolioRef<'m, P, Get> },
 }
 
 /// The trees that a page of the mapping may name.
@@ -84,7 +97,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
             if !same && !mm_sync::mutant!("fault.swap.no_recheck") {
                 return Err(FaultOutcome::MINOR);
             }
-            return Ok(Content { own, lock, page, major: false, reading: None });
+            return self.content_here(own, lock, page, anon);
         }
         let direct = self.policy.swap_in == SwapInPolicy::Direct
             && swap.is_synchronous(slot.device)
@@ -102,19 +115,52 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         let run = SlotRun::new(start, folio.nr_pages());
         // Somebody else reads one of the slots: what they make of it is found by
         // faulting again.
-        let reading = if direct {
+        let alone = if direct {
             swap.slots().begin_read(run).map_err(|_| FaultOutcome::MINOR)?;
             folio.set_anon(anon, self.vma.linear_index(self.va) - u64::from(page));
-            Some(Reading { platform, run })
+            Some(Keeps::Reading { _mark: Reading { platform, run } })
         } else {
             swap.slots().insert(start, &lock).map_err(|_| FaultOutcome::MINOR)?;
             None
         };
-        if read_folio(platform, folio, run).is_err() && reading.is_none() {
+        if read_folio(platform, folio, run).is_err() && alone.is_none() {
             // The next one who wants it tries again.
             swap.slots().evict(&lock);
         }
-        Ok(Content { own, lock, page, major: true, reading })
+        Ok(Content { own, lock, page, major: true, alone })
+    }
+
+    /// The content of a folio of the cache, or a copy where the folio cannot be mapped (rule
+    /// SWPI-03).
+    fn content_here(
+        &self,
+        own: FolioRef<'m, P, Get>,
+        lock: FolioLockGuard<'m, P>,
+        page: u32,
+        anon: AnonId,
+    ) -> Result<Content<'m, P>, FaultOutcome> {
+        let folio = own.folio();
+        let trees = self.mm().platform().anon_trees();
+        let index = self.vma.linear_index(self.va);
+        let belongs = folio.anon().is_none_or(|(id, first)| {
+            first + u64::from(page) == index && trees.root(id) == trees.root(anon)
+        });
+        // A page that is merged may be mapped anywhere, and one that is not valid nowhere.
+        let as_it_is = belongs
+            || folio.is_large()
+            || folio.has(FolioFlags::KSM)
+            || !folio.has(FolioFlags::UPTODATE)
+            || folio.has(FolioFlags::HWPOISON);
+        if as_it_is {
+            return Ok(Content { own, lock, page, major: false, alone: None });
+        }
+        let new = self.memmap().alloc(0).map_err(|_| FaultOutcome::Oom)?;
+        let new_lock = new.folio().lock();
+        self.mm().platform().bytes().copy(new.folio().head(), folio.page(page));
+        self.set_up(new.folio(), anon, self.va);
+        new.folio().set_flag(FolioFlags::LRU | FolioFlags::DIRTY);
+        let alone = Some(Keeps::Cache { _lock: lock, _own: own });
+        Ok(Content { own: new, lock: new_lock, page: 0, major: false, alone })
     }
 
     /// A folio of the largest of `orders` that there is memory for, and the page of it
@@ -180,7 +226,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         slot: SwapSlot,
         trees: Trees,
     ) -> FaultOutcome {
-        let Content { mut own, lock, page, major, reading } = content;
+        let Content { mut own, lock, page, major, alone } = content;
         let folio = own.folio();
         let Some(mut table) = self.lock_table() else { return FaultOutcome::MINOR };
         let index = table.index_of(self.va);
@@ -196,7 +242,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         let one = Extent { index, first: page, nr: 1 };
         let all = self.all_of(&table, folio, page, index, seen);
         // What nobody knows yet is mapped as a whole or not at all.
-        let known = reading.is_none() && folio.is_anon();
+        let known = alone.is_none() && folio.is_anon();
         let extent = match all {
             Some(all) => all,
             None if known || !folio.is_large() => one,
@@ -220,8 +266,8 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         let slots = SlotRun::new(SwapSlot { offset: first, ..slot }, n.get());
         debug_assert_eq!(head.swap_slot(), Some(slots.first));
 
-        let mut exclusive = seen.swap_bits().exclusive || reading.is_some();
-        if reading.is_none()
+        let mut exclusive = seen.swap_bits().exclusive || alone.is_some();
+        if alone.is_none()
             && folio.has(FolioFlags::WRITEBACK)
             && swap.needs_stable_pages(slot.device)
         {
@@ -232,11 +278,11 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         swap.slots().put(slots);
         let early = self.policy.swap_in == SwapInPolicy::Direct;
         let wants_write = self.access.is_write();
-        if early && reading.is_none() && self.gives_up_slots(folio, n, wants_write) {
+        if early && alone.is_none() && self.gives_up_slots(folio, n, wants_write) {
             swap.slots().free(&lock);
         }
-        let alone = i64::from(folio.refcount()) == i64::from(own.n());
-        let claimed = !folio.has(FolioFlags::KSM) && (exclusive || alone);
+        let only = i64::from(folio.refcount()) == i64::from(own.n());
+        let claimed = !folio.has(FolioFlags::KSM) && (exclusive || only);
         let marks = if claimed { Exclusivity::Exclusive } else { Exclusivity::MaybeShared };
 
         mm.counters().sub(RssKind::Swap, n.get().into());
@@ -273,7 +319,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         };
         // Not before the table lock was given up: until then somebody else could
         // compare an entry with what the slot is.
-        drop(reading);
+        drop(alone);
         match outcome {
             FaultOutcome::Done { .. } => FaultOutcome::Done { major },
             other => other,

@@ -2,9 +2,9 @@
 
 use crate::RmapPlatform;
 use crate::policy::Batching;
-use crate::suspend::{Leaves, suspend_mappings};
+use crate::suspend::{Leaves, suspend_if_mapped};
 use mm_folio::{Folio, FolioFlags, FolioRef, FrameBytes, Get, QueueReason};
-use mm_vma::{PageCache, Platform};
+use mm_vma::{PageCache, Platform, SwapSpace};
 
 /// Why a folio was not moved. It is where it was, and mapped as before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -32,8 +32,7 @@ impl MigrationError {
 }
 
 /// What does not move: who looks for it by its frames would not find it.
-const FIXED: FolioFlags = FolioFlags::SWAPCACHE
-    .union(FolioFlags::KSM)
+const FIXED: FolioFlags = FolioFlags::KSM
     .union(FolioFlags::PRIVATE)
     .union(FolioFlags::HWPOISON)
     .union(FolioFlags::DEVICE_PRIVATE);
@@ -41,6 +40,8 @@ const FIXED: FolioFlags = FolioFlags::SWAPCACHE
 /// Moves a folio to newly allocated frames, with all of its mappings (rules MIGR-01..03,
 /// P-RACE-08). `own` are the caller's references, and afterwards the last ones of the old
 /// place. `cache` is the cache of the object that the folio belongs to, if it does.
+///
+/// One in the swap cache is there afterwards, with the same slots.
 ///
 /// Accesses by CPUs wait meanwhile. Whoever else holds the folio keeps it where it is: a
 /// reference that nobody has accounted for is a reference to the *frames*.
@@ -61,24 +62,25 @@ pub fn migrate_folio<P: RmapPlatform>(
         return Err(MigrationError::Unmovable);
     }
     let is_in = cache.is_some_and(|c| folio.file().is_some_and(|(id, _)| id == c.id()));
-    if folio.has(FolioFlags::WRITEBACK) || !folio.is_anon() && !is_in {
+    let is_swap_cached = folio.has(FolioFlags::SWAPCACHE);
+    if folio.has(FolioFlags::WRITEBACK) || !folio.is_anon() && !is_in && !is_swap_cached {
         return Err(MigrationError::Busy);
     }
     let new = platform.memmap().alloc(folio.order()).map_err(|_| MigrationError::NoMemory)?;
     let to = new.folio();
     let new_locked = to.lock();
-    let suspended = suspend_mappings(platform, &locked, Leaves::Keep, batching)
+    let suspended = suspend_if_mapped(platform, &locked, Leaves::Keep, batching)
         .map_err(|_| MigrationError::Busy)?;
     let moved = match cache.filter(|_| is_in) {
         Some(cache) => cache.replace(&locked, &new_locked, own.n()),
+        None if is_swap_cached => {
+            let copy = || copy_over(platform, folio, to);
+            platform.swap().slots().replace(&locked, &new_locked, own.n(), copy)
+        }
         None => {
             let frozen = folio.freeze(own.n());
             if frozen {
-                copy_pages(platform, folio, to);
-                to.set_flag(folio.flags() & FolioFlags::MOVES);
-                if let Some((id, index)) = folio.anon() {
-                    to.set_anon(id, index);
-                }
+                copy_over(platform, folio, to);
                 // Not before the copy is whole: references that come now are of a
                 // folio that nobody will use.
                 folio.unfreeze(own.n());
@@ -90,7 +92,9 @@ pub fn migrate_folio<P: RmapPlatform>(
         // The mappings come back as `suspended` goes.
         return Err(MigrationError::Busy);
     }
-    suspended.resume_at(to.head());
+    if let Some(suspended) = suspended {
+        suspended.resume_at(to.head());
+    }
     if folio.is_deferred() {
         to.queue_deferred(QueueReason::MaybeUnderused);
     }
@@ -101,8 +105,13 @@ pub fn migrate_folio<P: RmapPlatform>(
     Ok(())
 }
 
-fn copy_pages<P: Platform>(platform: &P, from: Folio<'_, P>, to: Folio<'_, P>) {
+/// Gives `to` what a frozen folio holds, and is.
+fn copy_over<P: Platform>(platform: &P, from: Folio<'_, P>, to: Folio<'_, P>) {
     for i in 0..from.nr_pages() {
         platform.bytes().copy(to.page(i), from.page(i));
+    }
+    to.set_flag(from.flags() & FolioFlags::MOVES);
+    if let Some((id, index)) = from.anon() {
+        to.set_anon(id, index);
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::RmapPlatform;
 use crate::policy::Batching;
-use crate::suspend::{Leaves, ZeroPages, suspend_mappings};
+use crate::suspend::{Leaves, ZeroPages, suspend_if_mapped};
 use mm_folio::{FolioFlags, FolioLockGuard, FolioRef, FolioRun, Get, MemMap};
-use mm_vma::{Event, Observer};
+use mm_vma::{Event, Observer, SwapSpace, free_swap_cache};
 
 /// Why a folio was not split. It is as it was, and mapped as before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -55,6 +55,8 @@ pub struct SplitFolio<'m, P: RmapPlatform> {
 /// Pages that nothing maps are freed as their folio is let go. Pages that hold nothing but
 /// zeros become the zero page where their mapping may have it, if `order` is 0.
 ///
+/// The parts of a folio of the swap cache are in the cache, each with its slot.
+///
 /// # Errors
 ///
 /// If it cannot be split, or not now. Everything is as before then, but that PMD leaves
@@ -91,30 +93,42 @@ fn try_split<'m, P: RmapPlatform>(
     if order >= from || order == 1 || folio.is_huge_zero() {
         return (split, Err(SplitError::Order { from, to: order }));
     }
-    // The swap cache would go on naming the whole.
-    if folio.flags().intersects(FolioFlags::WRITEBACK | FolioFlags::SWAPCACHE) {
+    let slots = platform.swap().slots();
+    let cached_at = slots.slot_of(folio);
+    // One that was read and that nobody has mapped yet belongs to nothing that could find
+    // its parts.
+    if folio.has(FolioFlags::WRITEBACK) || cached_at.is_some() && !folio.is_anon() {
         return (split, Err(SplitError::Busy));
     }
+    // What is in the swap cache becomes single pages, or stays (rule FOLIO-52).
+    if cached_at.is_some() && order > 0 {
+        return (split, Err(SplitError::Order { from, to: order }));
+    }
+    // References of the cache, one for each page.
+    let cached = if cached_at.is_some() { 1 } else { 0 };
     // Before page tables are touched: whoever holds the folio now will hold it then.
-    let expected = i64::from(folio.mapcount()) + i64::from(own);
+    let expected = i64::from(folio.mapcount()) + i64::from(own + cached * nr);
     if i64::from(folio.refcount()) != expected {
         return (split, Err(SplitError::Held));
     }
-    let Ok(suspended) = suspend_mappings_of(platform, &split.locked, batching) else {
+    let Ok(suspended) = suspend_if_mapped(platform, &split.locked, Leaves::Split, batching) else {
         return (split, Err(SplitError::Held));
     };
-    if !folio.freeze(own) {
+    if !folio.freeze(own + cached * nr) {
         return (split, Err(SplitError::Held));
     }
     let listed = folio.flags() & FolioFlags::LRU;
     folio.split_frozen(order);
+    if let Some(first) = cached_at {
+        slots.split_frozen(first, folio, nr);
+    }
     let (per, kept) = (1u32 << order, keep >> order << order);
     // From the end: the one by which others may still find the whole comes last
     // (rule FOLIO-55).
     for page in (0..nr).step_by(per as usize).rev() {
         let part = map.folio(folio.page(page));
         part.set_flag(listed);
-        part.unfreeze(if page == kept { own } else { 1 });
+        part.unfreeze(cached + if page == kept { own } else { 1 });
     }
     // All parts are locked, so that nobody walks them before their mappings are back.
     if let Some(suspended) = suspended {
@@ -128,21 +142,11 @@ fn try_split<'m, P: RmapPlatform>(
     for page in (0..nr).step_by(per as usize).filter(|page| *page != kept) {
         let part = map.folio(folio.page(page));
         drop(part.inherited_lock());
-        drop(map.adopt_run::<Get>(FolioRun::new(part.head(), 0, 1)));
+        let own: FolioRef<'m, P, Get> = map.adopt_run(FolioRun::new(part.head(), 0, 1));
+        // Nobody may be left who wants it.
+        free_swap_cache(platform, own.folio());
     }
     let part = map.folio(folio.page(kept));
     let own = map.adopt_run(FolioRun::new(part.head(), 0, own));
     (SplitFolio { locked: part.inherited_lock(), own }, Ok(()))
-}
-
-/// `None` if nothing maps the folio.
-fn suspend_mappings_of<'p, P: RmapPlatform>(
-    platform: &'p P,
-    locked: &FolioLockGuard<'_, P>,
-    batching: Batching,
-) -> Result<Option<crate::Suspended<'p, P>>, crate::MappingStays> {
-    if !locked.folio().is_mapped() {
-        return Ok(None);
-    }
-    suspend_mappings(platform, locked, Leaves::Split, batching).map(Some)
 }

@@ -122,6 +122,20 @@ pub fn suspend_mappings<'p, P: RmapPlatform>(
     if done.is_ok() && !folio.is_mapped() { Ok(suspended) } else { Err(MappingStays) }
 }
 
+/// As [`suspend_mappings`]; `None` for a folio that nothing maps, and nothing will while it is
+/// locked: one of a file may be mapped without its lock.
+pub(crate) fn suspend_if_mapped<'p, P: RmapPlatform>(
+    platform: &'p P,
+    locked: &FolioLockGuard<'_, P>,
+    leaves: Leaves,
+    batching: Batching,
+) -> Result<Option<Suspended<'p, P>>, MappingStays> {
+    if !locked.folio().is_mapped() && locked.folio().file().is_none() {
+        return Ok(None);
+    }
+    suspend_mappings(platform, locked, leaves, batching).map(Some)
+}
+
 fn suspend_within<P: RmapPlatform>(
     mm: &Mm<P>,
     visit: &Visit<'_>,

@@ -111,5 +111,5 @@ pub use run::{
     Absorbed, BlockCounts, FailEachError, Feature, RunError, RunOptions, capabilities, fail_each,
     run, run_counting, run_dumping,
 };
-pub use syscalls::{MlockError, Pinned, RemoteError};
+pub use syscalls::{MlockError, Pinned, RemoteError, SwapOffError};
 pub use tables::FrameTables;

@@ -127,6 +127,13 @@ impl Area {
             open: true,
         })
     }
+    /// What is left of a device that is gone: no slots.
+    fn nothing() -> Result<Self, SwapError> {
+        Ok(Area { open: false, ..Area::new(0)? })
+    }
+    fn is_gone(&self) -> bool {
+        !self.open && self.end() == 1
+    }
     fn end(&self) -> u32 {
         self.slots.len() as u32
     }
@@ -313,6 +320,10 @@ impl<L: RawLock> SwapSlots<L> {
     pub fn open(&self, nr: u32) -> Result<u8, SwapError> {
         let area = Area::new(nr)?;
         let mut areas = self.0.lock();
+        if let Some(gone) = areas.iter().position(Area::is_gone) {
+            areas[gone] = area;
+            return Ok(gone as u8);
+        }
         if areas.len() >= usize::from(mm_arch::NonPresent::MAX_SWAPFILES) {
             return Err(SwapError::NoDevice);
         }
@@ -325,6 +336,25 @@ impl<L: RawLock> SwapSlots<L> {
         for area in self.0.lock().iter_mut() {
             area.open = false;
         }
+    }
+    /// Pages go to the devices again that were closed and are not gone.
+    pub fn reopen(&self) {
+        for area in self.0.lock().iter_mut().filter(|a| !a.is_gone()) {
+            area.open = true;
+        }
+    }
+    /// Closed devices of which no slot is in use are gone, and their numbers may be given
+    /// again. Whether none is left.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory; some may be gone then.
+    pub fn remove_closed(&self) -> Result<bool, SwapError> {
+        let mut areas = self.0.lock();
+        for area in areas.iter_mut().filter(|a| !a.open && a.free == a.end() - 1) {
+            *area = Area::nothing()?;
+        }
+        Ok(areas.iter().all(Area::is_gone))
     }
     /// Slots that can be taken.
     pub fn nr_free(&self) -> u64 {
@@ -535,6 +565,54 @@ impl<L: RawLock> SwapSlots<L> {
             true
         }) == Some(true)
     }
+    /// Puts `new` in the place of a locked folio that nothing maps, with the same slots
+    /// (rules MIGR-01, P-RACE-08). Of the old one only the caller's `own` references are
+    /// left. `false` if somebody else holds it, or it is not in the cache: it is as it was
+    /// then.
+    ///
+    /// `copy` gives `new` the content and what is known of the old one. It runs while nobody
+    /// can get a reference, under the lock of the slots: a lookup waits rather than find
+    /// nothing.
+    pub fn replace<F: FolioSpace>(
+        &self,
+        old: &FolioLockGuard<'_, F>,
+        new: &FolioLockGuard<'_, F>,
+        own: u32,
+        copy: impl FnOnce(),
+    ) -> bool {
+        let (old, new) = (old.folio(), new.folio());
+        let nr = old.nr_pages();
+        debug_assert_eq!(nr, new.nr_pages());
+        let Some(slot) = self.slot_of(old) else { return false };
+        let Ok(refs) = new.grab::<Get>(nr) else { return false };
+        let replaced = self.with(slot, |area| {
+            if old.is_mapped() || !old.freeze(nr + own) {
+                return false;
+            }
+            copy();
+            let at = slot.offset as u32;
+            area.unlink(at, old.head());
+            area.cache(at, new.head(), nr);
+            new.set_flag(FolioFlags::SWAPCACHE);
+            old.clear_flag(FolioFlags::SWAPCACHE);
+            old.unfreeze(own);
+            true
+        });
+        if replaced == Some(true) {
+            refs.hand_over();
+        }
+        replaced == Some(true)
+    }
+    /// The pages of a frozen folio, whose first slot is `first`, are folios of their own from
+    /// now on: each is found by its own slot (rule FOLIO-54).
+    pub fn split_frozen<F: FolioSpace>(&self, first: SwapSlot, frozen: Folio<'_, F>, nr: u32) {
+        debug_assert_eq!(frozen.refcount(), 0);
+        let head = frozen.head();
+        self.with(first, |area| {
+            let at = first.offset as u32;
+            (1..nr).for_each(|i| area.link(at + i, head.add(i.into())));
+        });
+    }
 
     // ---- reading past the cache
 
@@ -659,6 +737,27 @@ mod tests {
         slots.close();
         assert_eq!(slots.add(&small.folio().lock()), Err(SwapError::Full));
         assert_eq!(machine(0).slots().nr_free(), 0);
+    }
+
+    /// A device with a page on it stays; its number is given again when it is gone.
+    ///
+    /// Rules: SWAP-01.
+    #[test]
+    fn a_closed_device_goes_when_nobody_needs_it() {
+        let m = machine(8);
+        let (own, slots) = (folio(&m, 0), m.slots());
+        let at = added(&m, &own);
+        slots.close();
+        assert_eq!((slots.remove_closed(), slots.slot_of(own.folio())), (Ok(false), Some(at)));
+        slots.reopen();
+        assert_eq!(slots.nr_free(), 7);
+        slots.close();
+        assert!(slots.free(&own.folio().lock()));
+        assert_eq!(slots.remove_closed(), Ok(true));
+        slots.reopen();
+        assert_eq!((slots.nr_free(), slots.add(&own.folio().lock())), (0, Err(SwapError::Full)));
+        assert_eq!((slots.open(16), slots.nr_free()), (Ok(at.device), 16));
+        assert!(added(&m, &own).offset <= 16 && slots.free(&own.folio().lock()));
     }
 
     /// Rules: SWAP-02.

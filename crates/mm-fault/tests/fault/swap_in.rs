@@ -165,6 +165,39 @@ on_models! {
         end(p);
     }
 
+    /// Two places count on one slot, as those of a merged page do.
+    ///
+    /// Rules: SWPI-03, SWPI-07.
+    fn a_page_that_belongs_elsewhere_is_copied<A>() {
+        let p = process::<A>(RW);
+        p.write(17, 5);
+        out(&p, 17);
+        set_bits(&p, 17, SwapBits { exclusive: false, ..bits(&p, 17) });
+        let (e, run) = (p.pte(17), SlotRun::new(slot(&p, 17), 1));
+        p.machine().slots().dup(run).expect("few");
+        p.with(|vmas| {
+            let mut t = p.mm.tables().lock_table(vmas.stay(), va(20)).expect("table");
+            let index = t.index_of(va(20));
+            t.set(index, e);
+        });
+        p.mm.counters().add(RssKind::Swap, 1);
+        assert_eq!(p.fault(17, READ), MAJOR);
+        let cached = p.pfn(17);
+        p.machine().failures().fail_after(0);
+        assert_eq!((p.fault(20, READ), p.pte(20)), (FaultOutcome::Oom, e));
+        assert!(!p.machine().failures().disarm());
+        assert_eq!(p.fault(20, READ), MINOR);
+        assert!(p.pfn(20) != cached && p.is_exclusive(20) && !p.is_exclusive(17));
+        assert!(p.pte(20).is_writable(Level::Pte) && p.folio(20).has(FolioFlags::DIRTY));
+        for pfn in [cached, p.pfn(20)] {
+            p.machine().anon_audit(pfn);
+        }
+        assert_eq!((swapped(&p), p.machine().slots().count(run.first)), (0, 0));
+        p.write(20, 6);
+        assert_eq!((p.read(17), p.read(20)), (5, 6));
+        end(p);
+    }
+
     /// Rules: SWPI-12, FAULT-13, SWAP-04.
     fn a_store_to_a_shared_page_is_one_fault<A>() {
         let p = process::<A>(RW);

@@ -7,6 +7,7 @@ mod mkclean;
 mod proofs;
 mod split_folio;
 mod split_pmd;
+mod swap_cache;
 mod walks;
 mod within_vma;
 mod world;

@@ -41,6 +41,18 @@ pub trait Object<A: Arch, O: Events>: Backing {
     fn swap_slots(&self) -> Vec<SwapSlot> {
         Vec::new()
     }
+    /// Whether page `index` is on swap.
+    fn is_swapped(&self, _index: u64) -> bool {
+        false
+    }
+    /// Brings all pages back from swap.
+    ///
+    /// # Errors
+    ///
+    /// At the first that cannot be had.
+    fn swap_back(&self) -> Result<(), FileError> {
+        Ok(())
+    }
     /// The word at byte `offset` of page `index`, as `pread` sees it.
     ///
     /// # Errors

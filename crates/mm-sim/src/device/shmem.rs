@@ -268,6 +268,17 @@ impl<A: Arch, O: Events> Object<A, O> for Shmem<A, O> {
     fn swap_slots(&self) -> Vec<SwapSlot> {
         self.swapped().slots().collect()
     }
+    fn is_swapped(&self, index: u64) -> bool {
+        self.swapped().slot(index).is_some()
+    }
+    fn swap_back(&self) -> Result<(), FileError> {
+        loop {
+            let first = self.swapped().first();
+            let Some(index) = first else { return Ok(()) };
+            let run = self.get_or_make(index, || OrderSet::EMPTY)?.page;
+            drop(self.host().memmap().adopt_run::<Get>(run));
+        }
+    }
     fn write(
         &self,
         first: u64,

@@ -21,6 +21,10 @@ impl Swapped {
     pub fn slot(&self, index: u64) -> Option<SwapSlot> {
         self.0.get(&index).map(|place| place.slot)
     }
+    /// The first page.
+    pub fn first(&self) -> Option<u64> {
+        self.0.keys().next().copied()
+    }
     /// Whether one of the `nr` pages from `first` on is swapped out.
     pub fn any(&self, first: u64, nr: u64) -> bool {
         self.0.range(first..first.saturating_add(nr)).next().is_some()

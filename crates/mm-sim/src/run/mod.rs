@@ -16,8 +16,8 @@ use crate::device::Object;
 use crate::events::Events;
 use crate::scan::stored_entry;
 use crate::{
-    AuditViolation, EventCounts, Host, Machine, MachineConfig, Pinned, Policy, Process, audit,
-    leaks,
+    AuditViolation, EventCounts, Host, Machine, MachineConfig, Pinned, Policy, Process,
+    SwapOffError, audit, leaks,
 };
 use mm_arch::explain::Explain;
 use mm_arch::{Arch, VirtAddr, VirtRange};
@@ -473,12 +473,11 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
         Outcome::Silent
     }
 
-    /// A swap device, or none any more: what is swapped out stays where it is, and
-    /// nothing follows it.
+    /// A swap device, or none any more: what is swapped out comes back.
     fn swap(&self, line: &Line, pages: Option<u64>) -> Step {
         let Some(pages) = pages else {
-            self.host().swap().slots().close();
-            return Ok(Outcome::Silent);
+            let processes = self.procs.values().map(|p| &p.process);
+            return self.done(line, self.host().swap_off(processes), SwapOffError::errno);
         };
         self.done(line, self.host().swap().add::<A>(pages), |_| "ENOMEM")
     }

@@ -13,7 +13,7 @@ use mm_scenario::observe::{
 };
 use mm_scenario::{Capabilities, Keeps, Region};
 use mm_vma::{MmRead, Platform, RssKind, Vma, VmaFlags};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What this model keeps of what goldens show.
 pub fn capabilities() -> Capabilities {
@@ -216,12 +216,30 @@ pub(super) fn vmas<A: Arch, O: Events>(
                 fl: flag_words(vma.flags()),
                 ..ShownVma::default()
             };
+            let mut there = BTreeSet::new();
             entries(guard, vma.range(), |va, level, e| {
                 count(host(guard), vma, va, level, e, &mut shown);
+                let pages = 1u64 << A::order(level);
+                there.extend((0..pages).map(|i| vma.linear_index(va) + i));
             });
+            shown.swap += swapped_of_object(host(guard), vma, &there);
             shown
         })
         .collect()
+}
+
+/// Pages of the object of a mapping that are on swap: all of them, but that a private mapping
+/// that can be stored to may have its own instead, and counts those that it has not.
+fn swapped_of_object<A: Arch, O: Events>(
+    machine: &Host<A, O>,
+    vma: &Vma,
+    there: &BTreeSet<u64>,
+) -> u64 {
+    let object = vma.backing().and_then(|b| machine.objects().find(b.id()));
+    let Some(object) = object else { return 0 };
+    let copies = vma.flags() & (VmaFlags::SHARED | VmaFlags::WRITE) == VmaFlags::WRITE;
+    let pages = vma.pgoff()..vma.pgoff() + vma.nr_pages();
+    pages.filter(|i| object.is_swapped(*i) && !(copies && there.contains(i))).count() as u64
 }
 
 /// Adds what one entry counts for.

@@ -2,6 +2,8 @@
 
 mod gup;
 mod mapping;
+mod swap;
 
 pub use gup::{Pinned, RemoteError};
 pub use mapping::MlockError;
+pub use swap::SwapOffError;

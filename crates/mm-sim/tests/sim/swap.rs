@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use core::num::NonZeroU32;
-use mm_arch::{Entry, Level, SwapSlot, respect};
+use mm_arch::{Entry, Level, Rights, SwapSlot, respect};
 use mm_fault::{FaultSignal, OrderMode, ShmemMode, ThpMode};
 use mm_folio::{FolioFlags, FolioRef, FolioRun, Get};
 use mm_map::Advice;
@@ -247,4 +247,87 @@ fn a_leaf_behind_all_that_goes_at_once_goes_too() {
     for i in [first, 511, 512, 1023] {
         assert_eq!(p.load(page(i)), Ok(100 + i));
     }
+}
+
+/// Rules: SWAP-03, SWPI-02, SWPI-08, SWPI-09, SWPI-10.
+#[test]
+fn without_its_devices_everything_is_in_memory() {
+    let m = machine();
+    let (p, o) = (filled(&m), object(&m));
+    p.mmap_object(pages(100, 16), RW | VmaFlags::SHARED, o.clone(), 0).expect("mmap");
+    (0..6).for_each(|i| drop(swap_out(&p, i)));
+    (0..8).for_each(|i| assert!(object_out(&m, &o, i)));
+    // Shared by a child, behind a mapping that allows nothing, with another one's device.
+    let q = p.fork().expect("fork");
+    p.mprotect(pages(4, 2), Rights::empty()).expect("mapped");
+    q.store(page(0), 7).expect("store");
+    m.host().swap().fail_read_after(Some(1));
+    let failed = m.host().swap_off([&p, &q]).expect_err("the device fails");
+    assert_eq!(failed.errno(), "EIO");
+    sound(&m, &[&p, &q]);
+    m.host().frames().fail_after(Some(2));
+    let failed = m.host().swap_off([&p, &q]).expect_err("no memory");
+    assert_eq!(failed.errno(), "ENOMEM");
+    sound(&m, &[&p, &q]);
+    assert!(free(&m) > 0, "it is in use as before");
+    assert_eq!(m.host().swap_off([&p]), Err(SwapOffError::Busy), "the child has some");
+    assert_eq!(m.host().swap_off([&p, &q]), Ok(()));
+    sound(&m, &[&p, &q]);
+    assert_eq!((free(&m), m.host().swap().slots().in_use()), (0, vec![]));
+    for of in [&p, &q] {
+        assert_eq!(of.mm().counters().get(RssKind::Swap), 0);
+        of.take_faults();
+    }
+    p.mprotect(pages(4, 2), Rights::READ).expect("mapped");
+    for i in 0..8 {
+        assert_eq!(p.load(page(i)), Ok(100 + i));
+        assert_eq!(q.load(page(i)), Ok(if i == 0 { 7 } else { 100 + i }));
+        assert_eq!(q.load(page(100 + i)), Ok(200 + i));
+    }
+    let major = |of: &P| of.take_faults().cpu.iter().filter(|f| f.major).count();
+    assert_eq!((major(&p), major(&q)), (0, 0));
+    // A new device takes its place.
+    m.host().swap().add::<A>(SLOTS).expect("room");
+    swap_out(&p, 7);
+    assert_eq!((p.load(page(7)), free(&m)), (Ok(107), SLOTS));
+    drop((p, q, o));
+    m.settle();
+    assert_eq!(leaks(&m), []);
+}
+
+/// What could not be written stays in the cache; it moves and splits like anything else.
+///
+/// Rules: MIGR-03, FOLIO-46, FOLIO-54.
+#[test]
+fn what_is_in_the_cache_moves_and_splits() {
+    let m = machine();
+    m.host().set_policy(|p| {
+        p.fault.thp = p.fault.thp.with_global(ThpMode::Never).with_order(2, OrderMode::Always);
+    });
+    let p = filled(&m);
+    m.host().swap().fail_write_after(Some(0));
+    p.madvise_pageout(pages(0, 8)).expect("mapped");
+    let state = m.host().swap().slots().in_use();
+    let cached = state.iter().find_map(|s| s.cached).expect("one could not be written");
+    let own = m.host().memmap().folio(cached).grab::<Get>(1).expect("room");
+    assert!(own.folio().is_large() && !own.folio().is_mapped());
+    m.host().migrate(&own).expect("nobody holds it");
+    drop(own);
+    sound(&m, &[&p]);
+    let moved = m.host().swap().slots().state(state[0].slot).and_then(|s| s.cached);
+    let moved = moved.expect("cached as before");
+    assert_ne!(moved, cached);
+    let own = m.host().memmap().folio(moved).grab::<Get>(1).expect("room");
+    m.host().split(own, 0).expect("nobody holds it");
+    sound(&m, &[&p]);
+    assert_eq!(m.host().memmap().folio(moved).order(), 0);
+    p.madvise(pages(1, 1), Advice::DontNeed).expect("mapped");
+    sound(&m, &[&p]);
+    for i in 0..8 {
+        assert_eq!(p.load(page(i)), Ok(if i == 1 { 0 } else { 100 + i }));
+        sound(&m, &[&p]);
+    }
+    drop(p);
+    m.settle();
+    assert_eq!((leaks(&m), free(&m)), (vec![], SLOTS));
 }
