@@ -90,6 +90,9 @@ fn one_that_somebody_holds_stays() {
     assert_eq!((4..8).map(|k| entry::<A>(&mm, k)).collect::<Vec<_>>(), before);
     assert_eq!((p.slots().slot_of(folio), folio.refcount()), (Some(slot), 4 + 4));
     check(&p);
+    assert!(p.slots().free(&folio.lock()));
+    exit(mm);
+    assert_eq!(p.folios_in_use(), 0);
 }
 
 /// Rules: FOLIO-46, FOLIO-52, FOLIO-53, FOLIO-54, FOLIO-55, SWAP-03, SWAP-04.

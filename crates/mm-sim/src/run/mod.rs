@@ -31,7 +31,7 @@ use mm_scenario::{
     FileId, FolioSize, Line, Op, PinId, ProcId, Range, RegionId, Scenario, Target, ThpPolicy,
     Windows,
 };
-use mm_vma::{Platform, SwapSpace};
+use mm_vma::Platform;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tables::Describe;

@@ -255,7 +255,9 @@ fn without_its_devices_everything_is_in_memory() {
     let m = machine();
     let (p, o) = (filled(&m), object(&m));
     p.mmap_object(pages(100, 16), RW | VmaFlags::SHARED, o.clone(), 0).expect("mmap");
-    (0..6).for_each(|i| drop(swap_out(&p, i)));
+    for i in 0..6 {
+        swap_out(&p, i);
+    }
     (0..8).for_each(|i| assert!(object_out(&m, &o, i)));
     // Shared by a child, behind a mapping that allows nothing, with another one's device.
     let q = p.fork().expect("fork");
@@ -287,10 +289,11 @@ fn without_its_devices_everything_is_in_memory() {
     let major = |of: &P| of.take_faults().cpu.iter().filter(|f| f.major).count();
     assert_eq!((major(&p), major(&q)), (0, 0));
     // A new device takes its place.
+    q.exit();
     m.host().swap().add::<A>(SLOTS).expect("room");
     swap_out(&p, 7);
     assert_eq!((p.load(page(7)), free(&m)), (Ok(107), SLOTS));
-    drop((p, q, o));
+    drop((p, o));
     m.settle();
     assert_eq!(leaks(&m), []);
 }
