@@ -6,7 +6,7 @@ use core::marker::PhantomData;
 use mm_arch::{Arch, Entry, Level, NonPresent, Pfn, VirtAddr, VirtRange};
 use mm_folio::Folio;
 use mm_pgtable::{BatchLimit, LockedEntry, LockedPmd, LockedTable, SpanKind, Step, TablesStay};
-use mm_vma::{Mm, Platform};
+use mm_vma::{Event, Mm, Observer, Platform};
 
 mod seal {
     pub trait Sealed {}
@@ -306,6 +306,10 @@ impl<'g, P: RmapPlatform, L: Lookup> MappedWalk<'g, P, L> {
 
     /// Finds and locks what covers `next`, or skips what certainly maps nothing.
     fn descend(&mut self) {
+        // Only of a hole it matters how far it goes.
+        if L::STRICT && !mm_sync::mutant!("rmap.walk.not_strict") && self.lock_here() {
+            return;
+        }
         let tables = self.mm.tables();
         let range = VirtRange::units(self.next, self.left, P::Arch::PAGE_SHIFT);
         let Ok(range) = range else {
@@ -320,11 +324,13 @@ impl<'g, P: RmapPlatform, L: Lookup> MappedWalk<'g, P, L> {
                 if L::STRICT
                     && self.nr_pages >= 1 << P::Arch::order(Level::Pmd)
                     && let Some(locked) = tables.lock_pmd(self.stay, self.next)
-                    && !locked.entry().is_none()
                 {
-                    // Somebody was between taking the leaf and counting it out,
-                    // or is back: look again (rule PVMW-05).
-                    return;
+                    self.count_lock();
+                    if !locked.entry().is_none() {
+                        // Somebody was between taking the leaf and counting it out,
+                        // or is back: look again (rule PVMW-05).
+                        return;
+                    }
                 }
                 self.skip(pages);
             }
@@ -334,10 +340,14 @@ impl<'g, P: RmapPlatform, L: Lookup> MappedWalk<'g, P, L> {
                 if skipped == pages {
                     self.crossed |= self.left > 0;
                 } else {
-                    self.lock_here();
+                    // Gone meanwhile: the next round skips it.
+                    let _ = self.lock_here();
                 }
             }
-            SpanKind::Huge | SpanKind::Table => self.lock_here(),
+            // As above.
+            SpanKind::Huge | SpanKind::Table => {
+                let _ = self.lock_here();
+            }
         }
     }
     /// How many of the next `pages` entries are certainly no hit, by a look
@@ -355,19 +365,28 @@ impl<'g, P: RmapPlatform, L: Lookup> MappedWalk<'g, P, L> {
             _ => 0,
         }
     }
-    fn lock_here(&mut self) {
+    fn count_lock(&self) {
+        self.mm.platform().observer().event(Event::Locks, 1);
+    }
+    /// Locks what covers `next`; whether there is anything.
+    fn lock_here(&mut self) -> bool {
         match self.mm.tables().lock_entry(self.stay, self.next) {
-            LockedEntry::Table(table) => self.place = Place::Table(table),
+            LockedEntry::Table(table) => {
+                self.count_lock();
+                self.place = Place::Table(table);
+                true
+            }
             LockedEntry::Huge(locked) => {
+                self.count_lock();
                 // The value is the one under the lock (rule PVMW-04).
                 if self.pmd_matches(locked.entry()) {
                     self.place = Place::Pmd(locked);
                 } else {
                     self.left = 0;
                 }
+                true
             }
-            // Gone meanwhile: the next round skips it.
-            LockedEntry::Hole => {}
+            LockedEntry::Hole => false,
         }
     }
 }

@@ -489,7 +489,16 @@ impl<A: Arch> Tlb for Cpus<A> {
     }
     fn defer_range(&self, space: SpaceId, range: VirtRange) {
         self.counts.deferred.add(1);
-        self.deferred.lock().push((space, range));
+        let mut deferred = self.deferred.lock();
+        match deferred.last_mut() {
+            // Neighbours are flushed as one.
+            Some((last_space, last))
+                if *last_space == space && last.last().checked_add(1) == Some(range.start()) =>
+            {
+                *last = last.hull(range);
+            }
+            _ => deferred.push((space, range)),
+        }
     }
     /// With one CPU there is nobody to interrupt.
     fn defers(&self, _: SpaceId) -> bool {

@@ -15,6 +15,9 @@ pub enum FolioSize {
     /// Single pages.
     #[value(name = "4k")]
     Small,
+    /// 4 pages.
+    #[value(name = "16k")]
+    K16,
     /// 16 pages.
     #[value(name = "64k")]
     K64,
@@ -30,7 +33,7 @@ pub enum FolioSize {
 }
 
 impl FolioSize {
-    /// All sizes, in the order of tables.
+    /// The sizes of the tables of GUP, in their order.
     pub const ALL: [FolioSize; 5] =
         [FolioSize::Small, FolioSize::K64, FolioSize::M1, FolioSize::M2Pte, FolioSize::M2Pmd];
 
@@ -38,6 +41,7 @@ impl FolioSize {
     pub const fn name(self) -> &'static str {
         match self {
             FolioSize::Small => "4k",
+            FolioSize::K16 => "16k",
             FolioSize::K64 => "64k",
             FolioSize::M1 => "1m",
             FolioSize::M2Pte => "2m-pte",
@@ -48,6 +52,7 @@ impl FolioSize {
     pub const fn order(self) -> u32 {
         match self {
             FolioSize::Small => 0,
+            FolioSize::K16 => 2,
             FolioSize::K64 => 4,
             FolioSize::M1 => 8,
             FolioSize::M2Pte | FolioSize::M2Pmd => 9,
@@ -86,6 +91,25 @@ pub fn check_memory(bytes: u64) -> Result<(), String> {
 fn available(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Splits every PMD leaf by taking a right from one of its pages and giving it back.
+///
+/// # Errors
+///
+/// A line that says what could not be done.
+pub fn split_leaves<O: Events>(
+    process: &Process<X86_64, O>,
+    range: VirtRange,
+) -> Result<(), String> {
+    for leaf in (0..range.bytes()).step_by(512 * PAGE as usize) {
+        let va = VirtAddr::new(range.start().get() + leaf + 500 * PAGE);
+        let page = VirtRange::new(va, PAGE).map_err(|e| e.to_string())?;
+        for rights in [Rights::READ, Rights::READ | Rights::WRITE] {
+            process.mprotect(page, rights).map_err(|e| e.to_string())?;
+        }
+    }
+    Ok(())
 }
 
 /// A machine with one process and one region.
@@ -147,7 +171,7 @@ impl<O: Events> Bed<O> {
         if let Some(size) = size {
             bed.touch()?;
             if size == FolioSize::M2Pte {
-                bed.split_leaves()?;
+                split_leaves(&bed.process, range)?;
             }
             bed.verify(size)?;
         }
@@ -203,19 +227,6 @@ impl<O: Events> Bed<O> {
             self.process
                 .store(self.page_va(i), 0)
                 .map_err(|e| format!("touching page {i}: {e}"))?;
-        }
-        Ok(())
-    }
-
-    /// Splits every PMD leaf by taking a right from one of its pages and giving
-    /// it back.
-    fn split_leaves(&self) -> Result<(), String> {
-        for leaf in (0..self.range.bytes()).step_by(512 * PAGE as usize) {
-            let va = VirtAddr::new(BASE + leaf + 500 * PAGE);
-            let page = VirtRange::new(va, PAGE).map_err(|e| e.to_string())?;
-            for rights in [Rights::READ, Rights::READ | Rights::WRITE] {
-                self.process.mprotect(page, rights).map_err(|e| e.to_string())?;
-            }
         }
         Ok(())
     }

@@ -37,6 +37,7 @@ const fn published(size: FolioSize, op: Op) -> Published {
         (FolioSize::M1, Op::Pin) => Published::Us(&[1185.0, 1077.0], &[64.0]),
         (FolioSize::M2Pte, Op::Pin) => Published::Us(&[1159.0, 1120.0], &[58.0]),
         (FolioSize::M2Pmd, Op::Pin) => Published::Us(&[46.0, 41.0], &[42.0]),
+        (FolioSize::K16, _) => Published::Nothing,
     }
 }
 

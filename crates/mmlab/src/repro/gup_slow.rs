@@ -31,7 +31,7 @@ const fn published_run(size: FolioSize) -> Published {
         FolioSize::Small => Published::Us(&[3010.0], &[3042.0]),
         FolioSize::K64 => Published::Us(&[3140.0], &[412.0]),
         FolioSize::M2Pmd => Published::Us(&[78.0], &[76.0]),
-        FolioSize::M1 | FolioSize::M2Pte => Published::Nothing,
+        FolioSize::K16 | FolioSize::M1 | FolioSize::M2Pte => Published::Nothing,
     }
 }
 /// Microseconds of the published runs of patch series 001.
@@ -40,7 +40,7 @@ const fn published_table(size: FolioSize) -> Published {
         FolioSize::Small => Published::Us(&[2721.0], &[1198.0]),
         FolioSize::K64 => Published::Us(&[2929.0], &[201.0]),
         FolioSize::M2Pmd => Published::Us(&[73.0], &[69.0]),
-        FolioSize::M1 | FolioSize::M2Pte => Published::Nothing,
+        FolioSize::K16 | FolioSize::M1 | FolioSize::M2Pte => Published::Nothing,
     }
 }
 

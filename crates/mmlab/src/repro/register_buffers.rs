@@ -25,7 +25,7 @@ const fn published(size: FolioSize) -> Published {
         FolioSize::Small => Published::Us(&[7173.0, 6741.0], &[6763.0]),
         FolioSize::K64 => Published::Us(&[6179.0, 5998.0], &[1599.0]),
         FolioSize::M1 => Published::Us(&[5790.0, 5801.0], &[893.0]),
-        FolioSize::M2Pte | FolioSize::M2Pmd => Published::Nothing,
+        FolioSize::K16 | FolioSize::M2Pte | FolioSize::M2Pmd => Published::Nothing,
     }
 }
 

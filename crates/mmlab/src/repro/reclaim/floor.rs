@@ -1,0 +1,114 @@
+//! Reference loops: what unmapping cannot do without, and nothing else.
+//!
+//! `entries` is one read-modify-write per entry. `floor` adds what the rules demand for each
+//! folio, however fast the rest is: the folio lock (taken and given back), the tree's lock
+//! shared (the same), the table's lock, the flush that is put off, the counter of the space,
+//! the lock of the counts, the references. That is nine locked operations for a run of any
+//! length, and a count for each page. Nothing of the crates is called.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
+
+/// The records of two pages, as in a memory map.
+#[repr(C, align(64))]
+#[derive(Default)]
+struct Records {
+    refs: AtomicU32,
+    flags: AtomicU32,
+    mapcount: AtomicU32,
+    _first: [u32; 5],
+    counts: AtomicU32,
+    second_mapcount: AtomicU32,
+    _second: [u32; 6],
+}
+
+/// One line each, as what threads share should be.
+#[repr(C, align(64))]
+#[derive(Default)]
+struct Word(AtomicU64);
+
+/// Entries and records of `nr` pages in folios of `folio` pages.
+pub(super) struct Floor {
+    entries: Vec<AtomicU64>,
+    records: Vec<Records>,
+    tables: Vec<Word>,
+    tree: Word,
+    put_off: Word,
+    rss: Word,
+    folio: usize,
+}
+
+fn microseconds(f: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    f();
+    start.elapsed().as_secs_f64() * 1e6
+}
+/// Takes a lock that nobody holds.
+fn lock(word: &AtomicU64, add: u64) {
+    let seen = word.load(Ordering::Relaxed);
+    let _ =
+        black_box(word.compare_exchange(seen, seen + add, Ordering::Acquire, Ordering::Relaxed));
+}
+
+impl Floor {
+    pub fn new(nr: usize, folio: usize) -> Self {
+        Floor {
+            entries: (0..nr as u64).map(AtomicU64::new).collect(),
+            records: (0..nr.div_ceil(2)).map(|_| Records::default()).collect(),
+            tables: (0..nr.div_ceil(512)).map(|_| Word::default()).collect(),
+            tree: Word::default(),
+            put_off: Word::default(),
+            rss: Word::default(),
+            folio,
+        }
+    }
+    /// One read-modify-write per entry; microseconds.
+    pub fn entries(&self) -> f64 {
+        microseconds(|| {
+            for cell in &self.entries {
+                black_box(cell.swap(0, Ordering::Relaxed));
+            }
+        })
+    }
+    /// All of it; microseconds.
+    pub fn floor(&self) -> f64 {
+        for records in &self.records {
+            records.refs.store(2, Ordering::Relaxed);
+            records.mapcount.store(1, Ordering::Relaxed);
+            records.second_mapcount.store(1, Ordering::Relaxed);
+        }
+        microseconds(|| {
+            for (k, cells) in self.entries.chunks(self.folio).enumerate() {
+                self.unmap(k * self.folio, cells);
+            }
+        })
+    }
+    fn unmap(&self, first: usize, cells: &[AtomicU64]) {
+        let head = &self.records[first / 2];
+        let table = &self.tables[first / 512].0;
+        head.flags.fetch_or(1, Ordering::Acquire);
+        lock(&self.tree.0, 1);
+        lock(table, 1);
+        for cell in cells {
+            black_box(cell.swap(0, Ordering::Relaxed));
+        }
+        lock(&self.put_off.0, 1);
+        self.rss.0.fetch_sub(cells.len() as u64, Ordering::Relaxed);
+        let state = head.counts.load(Ordering::Relaxed);
+        let _ =
+            head.counts.compare_exchange(state, state | 1, Ordering::Acquire, Ordering::Relaxed);
+        let less = |count: &AtomicU32| {
+            count.store(count.load(Ordering::Relaxed).wrapping_sub(1), Ordering::Relaxed);
+        };
+        for records in &self.records[first / 2..][..cells.len().div_ceil(2)] {
+            less(&records.mapcount);
+            less(&records.second_mapcount);
+        }
+        head.counts.store(state, Ordering::Release);
+        head.refs.fetch_sub(1, Ordering::Release);
+        table.store(0, Ordering::Release);
+        self.tree.0.fetch_sub(1, Ordering::Release);
+        head.flags.fetch_and(!1, Ordering::Release);
+    }
+}
