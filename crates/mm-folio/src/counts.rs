@@ -162,7 +162,7 @@ impl<'m> LargeCounts<'m> {
     }
 
     /// One more PTE mapping of each page; the number that were unmapped before.
-    pub fn map_pages<'r>(&mut self, pages: impl Iterator<Item = &'r Record>) -> u32 {
+    pub fn map_pages(&mut self, pages: &[Record]) -> u32 {
         let mut first = 0;
         for page in pages {
             let old = page.mapcount.load(Relaxed);
@@ -174,7 +174,7 @@ impl<'m> LargeCounts<'m> {
         if self.entirely_mapped() { 0 } else { first }
     }
     /// One PTE mapping less of each page (rules FOLIO-18, FOLIO-21).
-    pub fn unmap_pages<'r>(&mut self, pages: impl Iterator<Item = &'r Record>) -> Unmapped {
+    pub fn unmap_pages(&mut self, pages: &[Record]) -> Unmapped {
         let mut last = 0;
         for page in pages {
             let old = page.mapcount.load(Relaxed);

@@ -249,6 +249,10 @@ impl<F: FolioSpace> MemMap<F> {
     pub(crate) fn record(&self, index: usize) -> &Record {
         &self.records[index]
     }
+    #[inline]
+    pub(crate) fn records(&self, range: core::ops::Range<usize>) -> &[Record] {
+        &self.records[range]
+    }
     /// The folio whose head is record `head`.
     #[inline]
     pub(crate) fn folio_at(&self, head: usize) -> Folio<'_, F> {

@@ -43,9 +43,9 @@ const NOT_QUEUED: FolioFlags =
 
 impl<'m, F: FolioSpace> Folio<'m, F> {
     #[inline]
-    fn records(&self, first: u32, n: u32) -> impl Iterator<Item = &'m Record> + use<'m, F> {
-        let (map, head) = (self.map, self.head + first as usize);
-        (head..head + n as usize).map(move |i| map.record(i))
+    fn records(&self, first: u32, n: u32) -> &'m [Record] {
+        let head = self.head + first as usize;
+        self.map.records(head..head + n as usize)
     }
     #[inline]
     fn check_range(&self, first: u32, n: u32) {
@@ -131,7 +131,9 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         self.add_ptes(first, n.get(), mm);
         if marks == Exclusivity::Exclusive {
             // An exclusive page has one mapping (rule RMAP-04).
-            debug_assert!(self.records(first, n.get()).all(|p| p.mapcount.load(Relaxed) <= 1));
+            debug_assert!(
+                self.records(first, n.get()).iter().all(|p| p.mapcount.load(Relaxed) <= 1)
+            );
             self.map.set_exclusive(self.page(first), n.get() as usize);
         }
     }
