@@ -13,6 +13,7 @@ mod random;
 mod rules;
 mod scenarios;
 mod step;
+mod stress;
 mod test_all;
 mod workspace;
 
@@ -40,6 +41,8 @@ enum Task {
     FailEach(fail_each::Options),
     /// Random scenarios of anonymous memory under every policy of reuse.
     Random(random::Options),
+    /// Threads that store, fork, pin and reclaim at the same time; everything is recounted at the end.
+    Stress(stress::Options),
     /// Values that nobody thought of, for `mmlab pte decode`.
     Fuzz(fuzz::Options),
     /// Callgrind instruction counts of the hot paths against xtask/instructions.tsv.
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Task::Scenarios(o) => scenarios::run(&ws, &o),
         Task::FailEach(o) => fail_each::run(&ws, &o),
         Task::Random(o) => random::run(&ws, &o),
+        Task::Stress(o) => stress::run(&ws, &o),
         Task::Fuzz(o) => fuzz::run(&ws, &o),
         Task::Instructions(o) => instructions::run(&ws, &o),
         Task::Rules(o) => rules::run(&ws, &o),

@@ -1,0 +1,52 @@
+//! `cargo xtask stress`: reclaim under load.
+//!
+//! The example `stress` of mm-sim, with the assertions of a debug build. A second, short run
+//! drops flushes and must fail: a stress that finds nothing in a machine that is broken
+//! proves nothing.
+
+use std::process::Output;
+
+use crate::cmd::{self, Error};
+use crate::step::Outcome;
+use crate::workspace::Workspace;
+
+/// Seconds of a run, of one with `--deep`, and the most that a planted bug may go unseen.
+const SECONDS: [u32; 3] = [20, 600, 20];
+
+/// Options of the `stress` task.
+#[derive(clap::Args, Debug, Default)]
+pub struct Options {
+    /// Ten minutes instead of twenty seconds.
+    #[arg(long)]
+    pub deep: bool,
+    /// The first seed; one by the clock unless given.
+    #[arg(long)]
+    pub seed: Option<u64>,
+}
+
+/// Runs the task.
+pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
+    let [short, deep, planted] = SECONDS.map(|s| s.to_string());
+    let seed = o.seed.map(|s| s.to_string());
+    let seconds = if o.deep { &deep } else { &short };
+    let mut args = vec![seconds.as_str()];
+    args.extend(seed.as_deref());
+    let out = stress(ws, &args)?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    print!("{text}");
+    eprint!("{}", String::from_utf8_lossy(&out.stderr));
+    if !out.status.success() {
+        return Ok(Outcome::Failed(text.lines().last().unwrap_or("no output").to_owned()));
+    }
+    let broken = stress(ws, &[&planted, seed.as_deref().unwrap_or("1"), "flushes"])?;
+    if broken.status.success() {
+        return Ok(Outcome::Failed("flushes are dropped, and nothing is found".to_owned()));
+    }
+    Ok(Outcome::Ok(text.lines().last().unwrap_or_default().to_owned()))
+}
+
+fn stress(ws: &Workspace, args: &[&str]) -> Result<Output, Error> {
+    let mut c = ws.cargo(&["run", "--quiet", "--package", "mm-sim", "--example", "stress", "--"]);
+    c.args(args);
+    c.output().map_err(|e| cmd::spawn_error(&c, &e))
+}
