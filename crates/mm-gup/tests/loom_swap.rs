@@ -2,7 +2,7 @@
 //!
 //! | race | threads | test |
 //! |---|---|---|
-//! | F-RACE-03, P-RACE-04, P-RACE-17 | pin; share and replace a run | `a_pinned_page_does_not_go_to_swap` |
+//! | F-RACE-03, F-RACE-04, P-RACE-04, P-RACE-17 | pin; share and replace a run | `a_pinned_page_does_not_go_to_swap` |
 #![cfg(loom)]
 
 use core::num::NonZeroU32;
@@ -100,7 +100,8 @@ fn pin_and_swap_out(order: u32, nr: usize, policy: FastPolicy) {
     assert_eq!((p.folios_in_use(), p.slots().in_use().len()), (0, 0));
 }
 
-/// Rules: RMAP-16, RMAP-19, UNMAP-19, F-RACE-03, P-RACE-04, P-RACE-17.
+/// The entries are writable: the pinner looks at them twice, and not at the mark.
+/// Rules: RMAP-16, RMAP-19, UNMAP-19, F-RACE-03, F-RACE-04, P-RACE-04, P-RACE-17.
 #[test]
 fn a_pinned_page_does_not_go_to_swap() {
     let mutants = ["gup.pin.mb", "share.mb", "rmap.swap_out.share_first"];

@@ -31,7 +31,10 @@ use mm_sync::mutant;
 /// # Invariants
 ///
 /// The two differ whenever a flush may be outstanding.
-pub(crate) struct Generations<const BITS: u32>(AtomicU32);
+pub(crate) struct Generations<const BITS: u32 = WIDTH>(AtomicU32);
+
+/// Bits of each number.
+const WIDTH: u32 = if mm_sync::MODELLED { 2 } else { 15 };
 
 impl<const BITS: u32> Generations<BITS> {
     const MASK: u32 = (1 << BITS) - 1;

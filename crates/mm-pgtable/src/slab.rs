@@ -82,6 +82,9 @@ pub struct CountingTlb {
     pub bytes: mm_sync::stat::Counter,
     /// Ranges deferred.
     pub deferred: mm_sync::stat::Counter,
+    /// Calls that made all flushes that were deferred. Who holds the lock is a CPU in the
+    /// middle of an instruction, which such a call waits for.
+    pub made: mm_sync::Mutex<DefaultLock, u64>,
 }
 
 impl Tlb for CountingTlb {
@@ -95,7 +98,9 @@ impl Tlb for CountingTlb {
     fn defer_range(&self, _: SpaceId, _: VirtRange) {
         self.deferred.add(1);
     }
-    fn flush_deferred(&self) {}
+    fn flush_deferred(&self) {
+        *self.made.lock() += 1;
+    }
 }
 
 /// What a [`SlabSpace`] shares.

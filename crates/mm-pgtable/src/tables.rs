@@ -100,7 +100,7 @@ pub struct PageTables<S: TableSpace> {
     space: S,
     id: SpaceId,
     root: TableFrame,
-    deferred: Generations<15>,
+    deferred: Generations,
 }
 
 /// A stretch of an address range under one upper-level entry.
@@ -195,7 +195,7 @@ impl<S: TableSpace> PageTables<S> {
     }
 
     /// Flushes that were put off.
-    pub(crate) fn deferred(&self) -> &Generations<15> {
+    pub(crate) fn deferred(&self) -> &Generations {
         &self.deferred
     }
 

@@ -11,15 +11,19 @@ use mm_arch::model::ModelWord;
 use mm_arch::respect::{SOFT_DIRTY, WRITE};
 use mm_arch::{AccessKind, Arch, Entry, FlushScope, Level, Pfn, VirtAddr, VirtRange, WriteKind};
 use mm_fault::{FaultFlags, FaultPolicy, ThpPolicy, handle_fault};
-use mm_folio::{Exclusivity, FileId, FolioFlags, FolioLockGuard, FolioRef, Get};
+use mm_folio::{Exclusivity, FileId, FolioFlags, FolioLockGuard, FolioRef, FrameBytes, Get};
 use mm_map::{MapPolicy, exit, mmap_anon, mmap_backing};
 use mm_pgtable::{LockedEntry, Step, TableMemory, TableSpace, TablesStay};
-use mm_reclaim::{FlushBatch, UnmapFlags, UnmapPolicy, Unmapped, try_to_unmap};
+use mm_reclaim::model::{know, machine};
+use mm_reclaim::{
+    FlushBatch, ReclaimOf, Shrink, Shrunk, UnmapFlags, UnmapPolicy, Unmapped, shrink_folios,
+    try_to_unmap,
+};
 use mm_rmap::RmapPlatform;
-use mm_rmap::model::{ModelConfig, ModelObject, ModelPlatform, machine};
+use mm_rmap::model::{ModelConfig, ModelObject, ModelPlatform};
 use mm_sync::model::{Bounds, caught, holds_with};
 use mm_sync::thread::spawn;
-use mm_vma::{Backing, BackingKind, Mm, Platform, RssKind, VmaFlags};
+use mm_vma::{Backing, BackingKind, Mm, Platform, RssKind, SwapSpace, VmaFlags};
 use std::sync::Arc;
 
 type A = ModelWord<4>;
@@ -64,12 +68,17 @@ impl core::ops::Deref for Space {
     }
 }
 fn new_machine() -> P {
-    machine::<A>(ModelConfig { nr_frames: 8, nr_tables: 6, ..ModelConfig::tiny() })
-        .expect("machine")
+    let sizes = ModelConfig { nr_frames: 8, nr_tables: 6, swap_slots: 8, ..ModelConfig::tiny() };
+    machine::<A>(sizes).expect("machine")
 }
 
 /// A space with a folio from page 0 on that its owner has given up: clean, writable.
 fn given_up(order: u32) -> (P, Space, Pfn) {
+    anonymous(order, FolioFlags::empty(), |e| e.mkwrite(WriteKind::Normal))
+}
+/// A space with an anonymous folio from page 0 on, by entries that `made` makes of one that
+/// allows nothing.
+fn anonymous(order: u32, flags: FolioFlags, made: impl Fn(E) -> E) -> (P, Space, Pfn) {
     let p = new_machine();
     let mm = Mm::new(p.clone()).expect("space");
     mmap_anon(&mut mm.write(), pages(0, 4), VmaFlags::READ | VmaFlags::WRITE).expect("free");
@@ -82,11 +91,11 @@ fn given_up(order: u32) -> (P, Space, Pfn) {
     }
     let folio = new.hand_over();
     folio.set_anon(anon, 0);
-    folio.set_flag(FolioFlags::UPTODATE);
+    folio.set_flag(FolioFlags::UPTODATE | flags);
     folio.add_new_anon(mm.id(), Level::Pte, Exclusivity::Exclusive);
     mm.counters().add(RssKind::Anon, 1 << order);
     let e = E::leaf(folio.head(), A::prot(vma.protection()), Level::Pte);
-    fill(&mm, 1 << order, e.mkwrite(WriteKind::Normal));
+    fill(&mm, 1 << order, made(e));
     drop(vmas);
     let head = folio.head();
     (p, Space(mm), head)
@@ -186,7 +195,7 @@ fn lazyfree_discard(policy: UnmapPolicy, order: u32) {
 }
 /// R: takes the entry, barrier, references, dirt. G: reference, barrier, second look, store,
 /// dirt, end.
-/// Rules: F-RACE-10, UNMAP-17. Cases: MM-066.
+/// Rules: F-RACE-10, P-RACE-09, UNMAP-17. Cases: MM-066.
 #[test]
 fn lazyfree_discard_vs_device_write() {
     race(
@@ -195,7 +204,7 @@ fn lazyfree_discard_vs_device_write() {
         &["reclaim.lazyfree.mb", "folio.counts.refs", "reclaim.lazyfree.dirty_first"],
     );
 }
-/// Rules: F-RACE-10, UNMAP-17. Cases: MM-066.
+/// Rules: F-RACE-10, P-RACE-09, UNMAP-17. Cases: MM-066.
 #[test]
 fn lazyfree_discard_of_a_run_vs_device_write() {
     race(
@@ -436,5 +445,266 @@ fn unmap_of_a_run_vs_store() {
         "unmap of a run vs store",
         || store_while_unmapped(UnmapPolicy::All),
         &["word.take.not_rmw"],
+    );
+}
+
+fn store_while_discarded(policy: UnmapPolicy, order: u32) {
+    let (p, mm, head) = given_up(order);
+    let last = (1u64 << order) - 1;
+    let frame = mm.tables().lock_table(stay(), page(0)).expect("a table").frame();
+    let w = {
+        let p = p.clone();
+        spawn(move || {
+            // SAFETY: the models free no table while hardware is running.
+            let table = unsafe { p.tables().table(frame).as_ref() };
+            A::mmu_mark(table, last as usize, AccessKind::Write, Level::Pte)
+        })
+    };
+    let (own, locked) = isolated(&p, head);
+    let end = unmap(policy, &p, &locked, PUT_OFF);
+    let stored = w.join().expect("hardware");
+    assert!(!stored || end != Unmapped::All, "a page that was stored to is dropped");
+    drop(locked);
+    drop(own);
+    exit(&MAP, &mm);
+    assert_eq!(p.folios_in_use(), 0);
+}
+/// A CPU has the clean entry cached. Its first store looks at the entry again: it finds none
+/// and faults, or the page has been stored to. That no flush was made yet does not matter.
+/// Rules: F-RACE-11, TLBB-03.
+#[test]
+fn lazyfree_discard_vs_store() {
+    race(
+        "lazyfree discard vs store",
+        || store_while_discarded(UnmapPolicy::Page, 0),
+        &["word.take.not_rmw"],
+    );
+}
+/// Rules: F-RACE-11, TLBB-03.
+#[test]
+fn lazyfree_discard_of_a_run_vs_store() {
+    race(
+        "lazyfree discard of a run vs store",
+        || store_while_discarded(UnmapPolicy::All, 2),
+        &["word.take.not_rmw"],
+    );
+}
+
+/// A pass over one folio, isolated by a reference.
+fn shrink(policy: UnmapPolicy, p: &P, head: Pfn) -> Shrunk {
+    let mut own = Some(p.memmap().folio(head).grab::<Get>(1).expect("fits"));
+    let shrink =
+        Shrink { policy, of: ReclaimOf::Everybody, ignore_references: true, may_unmap: true };
+    shrink_folios(&shrink, p, || own.take())
+}
+/// An instruction of a CPU. It says whether the CPU may still use what it had cached before
+/// the pass; a flush waits for its end.
+fn instruction<R>(p: &P, f: impl FnOnce(bool) -> R) -> R {
+    let made = p.tlb().made.lock();
+    f(*made == 0 && p.tlb().flushes.get() == 0)
+}
+
+fn stale_translation(policy: UnmapPolicy, order: u32) {
+    let (p, mm, head) = given_up(order);
+    let u = {
+        let p = p.clone();
+        spawn(move || {
+            instruction(&p, |cached| {
+                // All but the zero page.
+                let free = p.memmap().source().in_use() == 1;
+                assert!(!(free && cached), "a page is free that a CPU may still use");
+            });
+        })
+    };
+    assert_eq!(shrink(policy, &p, head).reclaimed, 1 << order);
+    u.join().expect("a CPU");
+    exit(&MAP, &mm);
+    assert_eq!(p.folios_in_use(), 0);
+}
+/// R: takes the entry, puts the flush off, gives the page away behind it. U: has the entry
+/// cached.
+/// Rules: F-RACE-16, RECL-10, TLBB-06.
+#[test]
+fn free_vs_stale_translation() {
+    race(
+        "free vs stale translation",
+        || stale_translation(UnmapPolicy::Page, 0),
+        &["reclaim.free_before_flush"],
+    );
+}
+/// Rules: F-RACE-16, RECL-10, TLBB-06.
+#[test]
+fn free_of_a_run_vs_stale_translation() {
+    race(
+        "free of a run vs stale translation",
+        || stale_translation(UnmapPolicy::All, 2),
+        &["reclaim.free_before_flush"],
+    );
+}
+
+/// What a program finds on page 0, wherever it is.
+fn content(p: &P, mm: &Mm<P>) -> u64 {
+    if !entry(mm, 0).is_present(Level::Pte) {
+        fault(mm);
+    }
+    let e = entry(mm, 0);
+    assert!(e.is_present(Level::Pte), "a page that nobody finds: {e:?}");
+    p.load(e.pfn(Level::Pte), 0)
+}
+fn late_write(policy: UnmapPolicy, order: u32) {
+    let dirty = |e: E| e.mkdirty().mkwrite(WriteKind::Normal);
+    let (p, mm, head) = anonymous(order, FolioFlags::SWAPBACKED, dirty);
+    (0..1 << order).for_each(|k| p.store(head.add(k), 0, 1));
+    let w = {
+        let p = p.clone();
+        spawn(move || {
+            // The entry is cached as dirty: the CPU looks at nothing.
+            instruction(&p, |cached| {
+                if cached {
+                    p.store(head, 0, 7);
+                }
+                cached
+            })
+        })
+    };
+    let _ = shrink(policy, &p, head);
+    let stored = w.join().expect("a CPU");
+    assert_eq!(content(&p, &mm), if stored { 7 } else { 1 }, "a store is lost");
+    exit(&MAP, &mm);
+    assert_eq!((p.folios_in_use(), p.slots().in_use().len()), (0, 0));
+}
+/// R: takes dirty entries, puts the flush off, makes it, reads the page for the device. W:
+/// stores by what it has cached.
+/// Rules: F-RACE-15, TLBB-06.
+#[test]
+fn page_out_vs_late_write() {
+    race(
+        "page-out vs late write",
+        || late_write(UnmapPolicy::Page, 0),
+        &["reclaim.write.no_flush"],
+    );
+}
+/// Rules: F-RACE-15, TLBB-06.
+#[test]
+fn page_out_of_a_run_vs_late_write() {
+    race(
+        "page-out of a run vs late write",
+        || late_write(UnmapPolicy::All, 2),
+        &["reclaim.write.no_flush"],
+    );
+}
+
+fn overlooked_by_a_pass(policy: UnmapPolicy) {
+    let (p, object, mm, head) = of_a_file(1, true);
+    let known: Arc<dyn Backing> = object.clone();
+    know(&p, Arc::downgrade(&known));
+    let m = {
+        let mm = mm.0.clone();
+        spawn(move || {
+            let mut table = mm.tables().lock_table(stay(), page(0)).expect("a table");
+            let e = table.get(0);
+            if e.is_present(Level::Pte) {
+                let run = table.run::<{ WRITE | SOFT_DIRTY }>(0, e, table.limit(0).at_most(1));
+                let mut owed = mm.tables().tlb().obligation();
+                table.modify(run, &mut owed, |e| e.wrprotect());
+                owed.now();
+            }
+        })
+    };
+    let sum = shrink(policy, &p, head);
+    m.join().expect("thread");
+    assert_eq!((sum.unmap_failed, sum.reclaimed), (0, 2), "a large folio is left by one entry");
+    exit(&MAP, &mm);
+    drop((mm, known, object));
+    assert_eq!(p.folios_in_use(), 0);
+}
+/// As `unmap_vs_an_entry_that_is_being_changed`, by all of a pass: it asks for a walk that
+/// waits, since the folio is large.
+/// Rules: F-RACE-21, RECL-06.
+#[test]
+fn pass_vs_an_entry_that_is_being_changed() {
+    race(
+        "pass vs an entry that is being changed",
+        || overlooked_by_a_pass(UnmapPolicy::All),
+        &["reclaim.unmap.no_sync"],
+    );
+}
+
+fn reuse_while_isolated(policy: UnmapPolicy) {
+    // Read-only, and no page is marked exclusive: a store asks whose the folio is.
+    let (p, mm, head) = anonymous(2, FolioFlags::SWAPBACKED, |e| e.wrprotect());
+    p.memmap().clear_exclusive(head, 4);
+    (0..4).for_each(|k| p.store(head.add(k), 0, 1));
+    let frame = mm.tables().lock_table(stay(), page(0)).expect("a table").frame();
+    let own = p.memmap().folio(head).grab::<Get>(1).expect("fits");
+    let w = {
+        let (p, mm) = (p.clone(), mm.0.clone());
+        spawn(move || {
+            // SAFETY: the models free no table while hardware is running.
+            let table = unsafe { p.tables().table(frame).as_ref() };
+            for _ in 0..3 {
+                let e = A::read::<mm_arch::Pinned>(table, 0);
+                // Only this thread's faults map pages: what is marked is what was read.
+                if e.is_leaf(Level::Pte) && A::mmu_mark(table, 0, AccessKind::Write, Level::Pte) {
+                    p.store(e.pfn(Level::Pte), 0, 7);
+                    return true;
+                }
+                let policy = FaultPolicy::new(ThpPolicy::new(2));
+                let _ = handle_fault(&policy, &mm.read(), page(0), FaultFlags::WRITE);
+            }
+            false
+        })
+    };
+    let locked = own.folio().lock();
+    p.slots().add(&locked).expect("room");
+    let _ = unmap(policy, &p, &locked, SYNC);
+    drop(locked);
+    let stored = w.join().expect("a CPU");
+    assert_eq!(p.load(head, 0), 1, "who holds the page sees it change");
+    assert_eq!(content(&p, &mm), if stored { 7 } else { 1 }, "a store is lost");
+    drop(own);
+    exit(&MAP, &mm);
+    assert_eq!((p.folios_in_use(), p.slots().in_use().len()), (0, 0));
+}
+/// R: reference, folio lock, place in swap, unmaps. W: whose is the folio, copy or reuse.
+/// Rules: F-RACE-40.
+#[test]
+fn isolation_vs_reuse() {
+    let model = || reuse_while_isolated(UnmapPolicy::All);
+    holds_with("isolation vs reuse", Bounds::at_most(2), model);
+    caught("isolation vs reuse", "fault.reuse.map_only", model);
+}
+
+/// Flushes are put off until the numbers begin anew, which are two bits wide in models.
+/// Rules: F-RACE-14, TLBB-02.
+#[test]
+fn counts_that_begin_anew() {
+    race(
+        "counts that begin anew",
+        || {
+            let p = new_machine();
+            let mm = Space(Mm::new(p.clone()).expect("space"));
+            for k in [0, 4] {
+                drop(mm.tables().ensure_table(stay(), page(k)).expect("memory"));
+            }
+            let twice = |mm: &Mm<P>, k: u64| {
+                for _ in 0..2 {
+                    let _table = mm.tables().lock_table(stay(), page(k)).expect("a table");
+                    let mut owed = mm.tables().tlb().obligation();
+                    owed.add(pages(k, 1), FlushScope::Leaves);
+                    assert!(mm.tables().put_off(owed));
+                }
+            };
+            let r = {
+                let mm = mm.0.clone();
+                spawn(move || twice(&mm, 4))
+            };
+            twice(&mm, 0);
+            r.join().expect("thread");
+            assert_eq!(p.tlb().flushes.get(), 0);
+            mm.tables().lock_table(stay(), page(0)).expect("a table").settle_deferred();
+            assert_eq!(p.tlb().flushes.get(), 1, "flushes that were put off are lost");
+        },
+        &["pgtable.deferred.wrap"],
     );
 }

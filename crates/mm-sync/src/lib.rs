@@ -63,6 +63,10 @@ extern crate alloc;
 #[cfg(any(loom, feature = "std"))]
 extern crate std;
 
+/// Whether this is a build of models. Numbers that wrap are narrow there, so that a model
+/// sees them wrap.
+pub const MODELLED: bool = cfg!(loom);
+
 pub mod atomic;
 #[cfg(all(feature = "epoch", not(loom)))]
 pub mod epoch;
