@@ -51,7 +51,7 @@ impl<'m, P: RmapPlatform> Fault<'_, 'm, P> {
         }
         self.mm().counters().add(RssKind::Anon, u64::from(nr));
         folio.add_new_anon(self.mm().id(), Level::Pte, Exclusivity::Exclusive);
-        folio.set_flag(FolioFlags::LRU);
+        folio.enlist();
         mlock_mapped(self.vma.flags(), folio, nr);
         // One reference per entry.
         new.hand_over();

@@ -72,7 +72,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
 
         let folio = new.folio();
         folio.add_new_anon(mm.id(), Level::Pte, Exclusivity::Exclusive);
-        folio.set_flag(FolioFlags::LRU);
+        folio.enlist();
         mlock_mapped(self.vma.flags(), folio, 1);
         table.set(index, self.copied_entry(folio.head(), seen));
         new.hand_over();

@@ -167,7 +167,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         }
         self.mm().counters().add(RssKind::Anon, 1);
         copy.add_new_anon(self.mm().id(), Level::Pte, Exclusivity::Exclusive);
-        copy.set_flag(FolioFlags::LRU);
+        copy.enlist();
         mlock_mapped(self.vma.flags(), copy, 1);
         new.hand_over();
         table.set(index, self.keeping_mark(entry, seen));

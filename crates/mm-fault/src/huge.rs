@@ -4,7 +4,7 @@ use crate::dispatch::{E, Fault, Progress};
 use crate::reuse;
 use crate::{FaultOutcome, UserFault};
 use mm_arch::{Arch, Entry, Level, TableFrame, VirtRange};
-use mm_folio::{Exclusivity, Folio, FolioFlags, FolioRef, FrameBytes, Get, QueueReason};
+use mm_folio::{Exclusivity, Folio, FolioRef, FrameBytes, Get, QueueReason};
 use mm_pgtable::{LockedEntry, LockedPmd, PageTables, TableAllocError, TableMemory, TableSpace};
 use mm_rmap::{RmapPlatform, split_locked_pmd, split_pmd};
 use mm_vma::{Event, RssKind, VmaFlags, mlock_mapped};
@@ -114,7 +114,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         let entry = E::<P>::leaf(folio.head(), self.prot(), Level::Pmd).mkyoung();
         self.mm().counters().add(RssKind::Anon, u64::from(folio.nr_pages()));
         folio.add_new_anon(self.mm().id(), Level::Pmd, Exclusivity::Exclusive);
-        folio.set_flag(FolioFlags::LRU);
+        folio.enlist();
         mlock_mapped(self.vma.flags(), folio, folio.nr_pages());
         // The entry's reference.
         new.hand_over();

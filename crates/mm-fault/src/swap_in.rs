@@ -110,7 +110,8 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         let (own, page) = self.alloc_for_slots(orders)?;
         let lock = own.folio().lock();
         let folio = own.folio();
-        folio.set_flag(FolioFlags::SWAPBACKED | FolioFlags::LRU);
+        folio.set_flag(FolioFlags::SWAPBACKED);
+        folio.enlist();
         let start = SwapSlot { offset: slot.offset - u64::from(page), ..slot };
         let run = SlotRun::new(start, folio.nr_pages());
         // Somebody else reads one of the slots: what they make of it is found by
@@ -158,7 +159,8 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         let new_lock = new.folio().lock();
         self.mm().platform().bytes().copy(new.folio().head(), folio.page(page));
         self.set_up(new.folio(), anon, self.va);
-        new.folio().set_flag(FolioFlags::LRU | FolioFlags::DIRTY);
+        new.folio().set_flag(FolioFlags::DIRTY);
+        new.folio().enlist();
         let alone = Some(Keeps::Cache { _lock: lock, _own: own });
         Ok(Content { own: new, lock: new_lock, page: 0, major: false, alone })
     }

@@ -1,7 +1,7 @@
 //! A handle on a folio: identity, flags, mapping, the folio lock.
 
 use crate::record::{Compound, Record};
-use crate::{FolioFlags, FolioSpace, MemMap};
+use crate::{FolioFlags, FolioSource, FolioSpace, MemMap};
 use core::fmt;
 use core::marker::PhantomData;
 use mm_arch::Pfn;
@@ -141,13 +141,30 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         old & flags.bits() != 0
     }
 
+    /// Puts the folio on the list of reclaim that its flags say: anybody may isolate it from
+    /// now on (rule FOLIO-43).
+    pub fn enlist(&self) {
+        // The flag first: whoever finds the folio on a list finds it set.
+        self.set_flag(FolioFlags::LRU);
+        self.map.source().list(self.head(), self.order(), self.flags());
+    }
+    /// The folio belongs on another list since its flags changed, if it is on any.
+    pub fn relist(&self) {
+        if self.has(FolioFlags::LRU) {
+            self.map.source().list(self.head(), self.order(), self.flags());
+        }
+    }
     /// Keeps the folio in memory: a locked mapping shows all of it (rule RMAP-06).
     pub fn mlock(&self) {
-        self.set_flag(FolioFlags::MLOCKED | FolioFlags::UNEVICTABLE);
+        if self.set_flag(FolioFlags::MLOCKED | FolioFlags::UNEVICTABLE) {
+            self.relist();
+        }
     }
     /// Ends that.
     pub fn munlock(&self) {
-        self.clear_flag(FolioFlags::MLOCKED | FolioFlags::UNEVICTABLE);
+        if self.clear_flag(FolioFlags::MLOCKED | FolioFlags::UNEVICTABLE) {
+            self.relist();
+        }
     }
 
     /// Page `index` has failed hardware. The folio is flagged as well, which a split decides

@@ -22,8 +22,15 @@ pub trait FolioSource: Sync {
     /// Takes a run back. Called by whoever drops the last reference, possibly
     /// under table locks: it must not sleep or take them.
     fn free(&self, head: Pfn, order: u32);
+    /// The folio belongs on the list that its flags say: it is new to all lists, has another
+    /// size, or belongs on another list than before. Called with `LRU` set, possibly under
+    /// table locks: it must not sleep or take them.
+    #[inline]
+    fn list(&self, head: Pfn, order: u32, flags: FolioFlags) {
+        let _ = (head, order, flags);
+    }
     /// The last reference of a folio is gone, its records still stand: whoever
-    /// has it on a list (`LRU` is set then) takes it off (rule FOLIO-08).
+    /// has it on a list takes it off (rule FOLIO-08).
     fn unlist(&self, head: Pfn, order: u32, flags: FolioFlags) {
         let _ = (head, order, flags);
     }

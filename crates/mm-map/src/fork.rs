@@ -345,7 +345,7 @@ fn copy_early<P: RmapPlatform>(
     child.platform().bytes().copy(folio.head(), e.pfn(Level::Pte));
     prepare_anon(folio, vma, dst.va_of(i));
     folio.add_new_anon(child.id(), Level::Pte, Exclusivity::Exclusive);
-    folio.set_flag(FolioFlags::LRU);
+    folio.enlist();
     let prot = P::Arch::prot(vma.protection());
     let mut entry = E::<P>::leaf(folio.head(), prot, Level::Pte).mkdirty();
     if copy.keeps_wp() && e.is_uffd_wp() {

@@ -312,6 +312,8 @@ impl<'m, P: ReclaimPlatform> Advised<'_, 'm, P> {
         }
         let gone = FolioFlags::ACTIVE | FolioFlags::REFERENCED | FolioFlags::SWAPBACKED;
         folio.clear_flag(gone);
+        // They are with the pages of files, which need no place on swap (rule FOLIO-40).
+        folio.relist();
         let observer = self.vmas.mm().platform().observer();
         observer.event(Event::LazyFree, folio.nr_pages().into());
     }
@@ -328,20 +330,21 @@ impl<'m, P: ReclaimPlatform> Advised<'_, 'm, P> {
         self.age_folio(folio);
     }
     fn age_folio(&mut self, folio: Folio<'m, P>) {
-        let lru = self.vmas.mm().platform().lru();
         folio.clear_flag(FolioFlags::REFERENCED);
         if folio.has(FolioFlags::ACTIVE) {
             folio.set_flag(FolioFlags::WORKINGSET);
         }
         if self.advice == Advice::Cold {
-            return lru.deactivate(folio);
+            // The youngest of those that are inactive.
+            folio.clear_flag(FolioFlags::ACTIVE);
+            return folio.relist();
         }
         let Ok(own) = folio.grab::<Get>(1) else { return };
-        if !lru.isolate_one(folio) {
+        if !self.vmas.mm().platform().lru().isolate_one(folio) {
             return;
         }
         if folio.has(FolioFlags::UNEVICTABLE) {
-            return lru.put_back(own);
+            return folio.enlist();
         }
         self.out[self.nr] = Some(own);
         self.nr += 1;

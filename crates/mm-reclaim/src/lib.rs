@@ -25,10 +25,13 @@
 //! | call | answers |
 //! |---|---|
 //! | [`referenced`] | who used the folio since last time; clears the accessed bits |
+//! | [`mark_idle`], [`is_idle`] | whether anybody used it since one began to watch; takes nothing from reclaim |
 //! | [`try_to_unmap`] | whether all mappings are gone, or why not |
 //! | [`FlushBatch`] | makes the flushes that were put off, before pages are given away |
 //! | [`shrink_folios`] | takes folios through all of it, and frees those that may go |
 //! | [`Lru`] | the lists that folios wait on, by age |
+//! | [`shrink_lists`] | takes the oldest of them, files and anonymous memory by weight |
+//! | [`reclaim`] | so many bytes of a group of processes, on request |
 //! | [`madvise_free`], [`madvise_cold`], [`madvise_pageout`] | the same for what a program names |
 //!
 //! # Invariants
@@ -73,12 +76,14 @@
 extern crate alloc;
 
 mod advise;
+mod balance;
 mod flush;
 mod lru;
 #[cfg(feature = "model")]
 pub mod model;
 mod platform;
 mod policy;
+mod proactive;
 mod referenced;
 mod scope;
 mod shrink;
@@ -86,11 +91,13 @@ mod split;
 mod unmap;
 
 pub use advise::{AdviceError, madvise_cold, madvise_free, madvise_pageout};
+pub use balance::{Balance, shrink_lists};
 pub use flush::FlushBatch;
-pub use lru::{Lru, LruList};
+pub use lru::{Lru, LruList, Passed};
 pub use platform::ReclaimPlatform;
 pub use policy::UnmapPolicy;
-pub use referenced::{Referenced, referenced, referenced_unlocked};
+pub use proactive::{ReclaimError, ReclaimRequest, Swappiness, reclaim};
+pub use referenced::{Referenced, is_idle, mark_idle, referenced, referenced_unlocked};
 pub use scope::ReclaimOf;
 pub use shrink::{Shrink, Shrunk, shrink_folios};
 pub use unmap::{Kept, UnmapFlags, Unmapped, try_to_unmap};

@@ -4,16 +4,27 @@ use crate::{Lru, ReclaimPlatform};
 use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use mm_arch::Arch;
-use mm_folio::{AllocError, FileId};
-use mm_rmap::model::{FIRST_FRAME, ModelConfig, ModelPlatform, above};
+use mm_arch::{Arch, Pfn};
+use mm_folio::{AllocError, FileId, FolioFlags};
+use mm_rmap::model::{FIRST_FRAME, ModelConfig, ModelLists, ModelPlatform, above};
+use mm_sync::stat::Counter;
 use mm_sync::{DefaultLock, Mutex};
 use mm_vma::Backing;
 
 /// What reclaim adds to a model machine.
 struct Reclaim {
-    lru: Lru<DefaultLock>,
+    lru: Arc<Lru<DefaultLock>>,
     objects: Mutex<DefaultLock, Vec<Weak<dyn Backing>>>,
+    drained: Counter,
+}
+
+impl ModelLists for Lru<DefaultLock> {
+    fn list(&self, head: Pfn, order: u32, flags: FolioFlags) {
+        Lru::list(self, head, order, flags);
+    }
+    fn unlist(&self, head: Pfn) {
+        Lru::unlist(self, head);
+    }
 }
 
 impl<A: Arch> ReclaimPlatform for ModelPlatform<A> {
@@ -24,6 +35,9 @@ impl<A: Arch> ReclaimPlatform for ModelPlatform<A> {
         let objects = above::<A, Reclaim>(self).objects.lock();
         objects.iter().filter_map(Weak::upgrade).find(|o| o.id() == id)
     }
+    fn drain_batches(&self) {
+        above::<A, Reclaim>(self).drained.add(1);
+    }
 }
 
 /// A model machine whose memory can be reclaimed, in the place of `config`'s extension.
@@ -32,9 +46,15 @@ impl<A: Arch> ReclaimPlatform for ModelPlatform<A> {
 ///
 /// If it is too small for its zero folios.
 pub fn machine<A: Arch>(config: ModelConfig) -> Result<ModelPlatform<A>, AllocError> {
-    let lru = Lru::new(FIRST_FRAME, config.nr_frames)?;
-    let reclaim = Reclaim { lru, objects: Mutex::new(Vec::new()) };
-    mm_rmap::model::machine(ModelConfig { extension: Box::new(reclaim), ..config })
+    let lru = Arc::new(Lru::new(FIRST_FRAME, config.nr_frames)?);
+    let lists: Arc<dyn ModelLists> = lru.clone();
+    let reclaim = Reclaim { lru, objects: Mutex::new(Vec::new()), drained: Counter::new() };
+    mm_rmap::model::machine(ModelConfig { lists, extension: Box::new(reclaim), ..config })
+}
+
+/// How often batches of CPUs were asked for.
+pub fn drained<A: Arch>(p: &ModelPlatform<A>) -> u64 {
+    above::<A, Reclaim>(p).drained.get()
 }
 
 /// Makes an object known to reclaim.

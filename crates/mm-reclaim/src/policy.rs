@@ -11,8 +11,8 @@ pub enum UnmapPolicy {
     /// Pages of files and of shared memory as well, but for mappings in which
     /// userfaultfd write-protects pages: patch series 004. Aging is in runs, too.
     File,
-    /// Everything: also anonymous memory that goes to swap, and mappings in which
-    /// userfaultfd write-protects pages.
+    /// Everything: also anonymous memory that goes to swap, mappings in which userfaultfd
+    /// write-protects pages, and PMD leaves of pages that were given up.
     #[default]
     All,
 }
@@ -29,6 +29,8 @@ pub(crate) trait Strategy {
     const SWAP: bool;
     /// All of it also where userfaultfd write-protects pages.
     const UFFD_WP: bool;
+    /// PMD leaves of lazily freed pages go as they are, without being split.
+    const LEAVES: bool;
 }
 
 pub(crate) enum Page {}
@@ -42,6 +44,7 @@ impl Strategy for Page {
     const FILE: bool = false;
     const SWAP: bool = false;
     const UFFD_WP: bool = false;
+    const LEAVES: bool = false;
 }
 impl Strategy for Lazyfree {
     const AGING: bool = false;
@@ -50,6 +53,7 @@ impl Strategy for Lazyfree {
     const SWAP: bool = false;
     // Only file mappings keep such marks, and anonymous ones are not asked.
     const UFFD_WP: bool = true;
+    const LEAVES: bool = false;
 }
 impl Strategy for File {
     const AGING: bool = true;
@@ -57,6 +61,7 @@ impl Strategy for File {
     const FILE: bool = true;
     const SWAP: bool = false;
     const UFFD_WP: bool = false;
+    const LEAVES: bool = false;
 }
 impl Strategy for All {
     const AGING: bool = true;
@@ -64,6 +69,7 @@ impl Strategy for All {
     const FILE: bool = true;
     const SWAP: bool = true;
     const UFFD_WP: bool = true;
+    const LEAVES: bool = true;
 }
 
 /// Calls `$f::<Strategy, …>(args)` with the strategy of `$policy`: the one place where

@@ -6,7 +6,7 @@ use crate::{ReclaimOf, UnmapPolicy};
 use core::ops::ControlFlow;
 use mm_arch::respect::NOTHING;
 use mm_arch::{Entry, Level};
-use mm_folio::{Folio, FolioLockGuard};
+use mm_folio::{Folio, FolioFlags, FolioLockGuard};
 use mm_pgtable::LockedPmd;
 use mm_rmap::{Hit, MappedWalk, Peek, RmapPlatform, Seek, Visit, WalkEnd};
 use mm_vma::{Event, Mm, Observer, VmaFlags};
@@ -14,10 +14,9 @@ use mm_vma::{Event, Mm, Observer, VmaFlags};
 /// What the accessed bits of a folio said; they are clear now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Referenced {
-    /// So many runs of entries were used (at most one per entry), through mappings that
-    /// have these flags between them.
+    /// It was used through so many mappings, which have these flags between them.
     By {
-        /// Runs with an accessed bit.
+        /// Mappings with an accessed bit.
         nr: u32,
         /// Flags of their mappings.
         vmas: VmaFlags,
@@ -26,12 +25,14 @@ pub enum Referenced {
     Locked,
     /// Somebody changes the trees: not known, and nobody waits for it (rule REF-01).
     Contended,
+    /// Only somebody has it whose memory is about to be given back (rule REF-04).
+    Ending,
 }
 
 /// Reads and clears the accessed bits of all entries that map the folio (rules
 /// REF-01..11). `of` says whose: other address spaces do not count and keep their bits.
 ///
-/// A run is cleared as one, and counts as one. A missing flush can only mis-age a page, so
+/// A run is cleared as one, and a mapping counts once. A missing flush can only mis-age a page, so
 /// there is none (rule REF-13).
 pub fn referenced<P: RmapPlatform>(
     policy: UnmapPolicy,
@@ -40,15 +41,55 @@ pub fn referenced<P: RmapPlatform>(
     of: ReclaimOf<'_>,
 ) -> Referenced {
     let folio = locked.folio();
-    let mut scan =
-        Scan { folio, of, left: folio.mapcount(), nr: 0, vmas: VmaFlags::empty(), locked: false };
-    if scan.left == 0 {
+    if !folio.is_mapped() {
         return Referenced::By { nr: 0, vmas: VmaFlags::empty() };
     }
-    match by_policy!(policy, walk::<P>(&mut scan, platform)) {
-        WalkEnd::Contended => Referenced::Contended,
-        _ if scan.locked => Referenced::Locked,
-        _ => Referenced::By { nr: scan.nr, vmas: scan.vmas },
+    let mut scan = Scan::new(folio, of, Purpose::Reclaim);
+    let end = by_policy!(policy, walk::<P>(&mut scan, platform));
+    let Scan { nr, vmas, stopped, .. } = scan;
+    if nr > 0 {
+        folio.clear_flag(FolioFlags::IDLE);
+    }
+    match stopped {
+        Some(why) => why,
+        None if end == WalkEnd::Contended => Referenced::Contended,
+        // What somebody else took the bits of counts as well (rule REF-09).
+        None => Referenced::By { nr: nr + u32::from(folio.clear_flag(FolioFlags::YOUNG)), vmas },
+    }
+}
+
+/// Begins to watch a folio: it is idle until somebody uses it. Its accessed bits are clear
+/// then; what they said is kept for reclaim (rule REF-09).
+pub fn mark_idle<P: RmapPlatform>(
+    policy: UnmapPolicy,
+    platform: &P,
+    locked: &FolioLockGuard<'_, P>,
+) {
+    watch(policy, platform, locked);
+    locked.folio().set_flag(FolioFlags::IDLE);
+}
+
+/// Whether nobody has used the folio since [`mark_idle`].
+pub fn is_idle<P: RmapPlatform>(
+    policy: UnmapPolicy,
+    platform: &P,
+    locked: &FolioLockGuard<'_, P>,
+) -> bool {
+    let folio = locked.folio();
+    if folio.has(FolioFlags::IDLE) {
+        watch(policy, platform, locked);
+    }
+    folio.has(FolioFlags::IDLE)
+}
+
+/// Takes the accessed bits of a folio, and keeps what they say in its flags.
+fn watch<P: RmapPlatform>(policy: UnmapPolicy, platform: &P, locked: &FolioLockGuard<'_, P>) {
+    let folio = locked.folio();
+    let mut scan = Scan::new(folio, ReclaimOf::Everybody, Purpose::Watch);
+    by_policy!(policy, walk::<P>(&mut scan, platform));
+    if scan.nr > 0 {
+        folio.clear_flag(FolioFlags::IDLE);
+        folio.set_flag(FolioFlags::YOUNG);
     }
 }
 
@@ -66,14 +107,32 @@ pub fn referenced_unlocked<P: RmapPlatform>(
     }
 }
 
+/// What accessed bits are asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Purpose {
+    /// Which memory may go.
+    Reclaim,
+    /// Whether it was used, by whomever and however.
+    Watch,
+}
+
 struct Scan<'m, 'o, P: RmapPlatform> {
     folio: Folio<'m, P>,
     of: ReclaimOf<'o>,
+    purpose: Purpose,
     /// Mappings that were not seen yet: with none left the walk ends (rule REF-06).
     left: u32,
     nr: u32,
     vmas: VmaFlags,
-    locked: bool,
+    /// Why there is no answer.
+    stopped: Option<Referenced>,
+}
+
+impl<'m, 'o, P: RmapPlatform> Scan<'m, 'o, P> {
+    fn new(folio: Folio<'m, P>, of: ReclaimOf<'o>, purpose: Purpose) -> Self {
+        let (left, vmas) = (folio.mapcount(), VmaFlags::empty());
+        Scan { folio, of, purpose, left, nr: 0, vmas, stopped: None }
+    }
 }
 
 fn walk<B: Strategy, P: RmapPlatform>(scan: &mut Scan<'_, '_, P>, platform: &P) -> WalkEnd {
@@ -87,36 +146,53 @@ fn walk<B: Strategy, P: RmapPlatform>(scan: &mut Scan<'_, '_, P>, platform: &P) 
 }
 
 impl<P: RmapPlatform> Scan<'_, '_, P> {
-    fn in_vma<B: Strategy>(&mut self, mm: &Mm<P>, visit: &Visit<'_>) -> ControlFlow<()> {
+    /// How the walk goes on behind a mapping that reclaim does not ask; `None` if it does.
+    fn not_asked(&mut self, mm: &Mm<P>, visit: &Visit<'_>) -> Option<ControlFlow<()>> {
+        let folio = self.folio;
         // How such a mapping is read says nothing about later (rule REF-02).
         if visit.flags.intersects(VmaFlags::SEQ_READ | VmaFlags::RAND_READ)
             || !self.of.includes(mm.id())
         {
-            return ControlFlow::Continue(());
+            return Some(ControlFlow::Continue(()));
+        }
+        if visit.flags.contains(VmaFlags::LOCKED) {
+            let walk = MappedWalk::<P, Peek>::new(mm, visit, folio, Seek::Mappings);
+            if seen_whole(folio, walk) != Seen::Whole {
+                return Some(ControlFlow::Continue(()));
+            }
+            folio.mlock();
+            self.stopped = Some(Referenced::Locked);
+            return Some(ControlFlow::Break(()));
+        }
+        if mm.is_ending()
+            && folio.is_anon()
+            && folio.has(FolioFlags::SWAPBACKED)
+            && !folio.maybe_mapped_shared()
+        {
+            self.stopped = Some(Referenced::Ending);
+            return Some(ControlFlow::Break(()));
+        }
+        None
+    }
+    fn in_vma<B: Strategy>(&mut self, mm: &Mm<P>, visit: &Visit<'_>) -> ControlFlow<()> {
+        if self.purpose == Purpose::Reclaim
+            && let Some(end) = self.not_asked(mm, visit)
+        {
+            return end;
         }
         let mut walk = MappedWalk::<P, Peek>::new(mm, visit, self.folio, Seek::Mappings);
-        if visit.flags.contains(VmaFlags::LOCKED) {
-            return match seen_whole(self.folio, walk) {
-                Seen::Whole => {
-                    self.folio.mlock();
-                    self.locked = true;
-                    ControlFlow::Break(())
-                }
-                Seen::Nothing | Seen::Part => ControlFlow::Continue(()),
-            };
-        }
-        let (mut seen, mut young) = (0, 0);
+        let (mut seen, mut young) = (0, false);
         while let Some(hit) = walk.next_hit() {
             let n = match hit {
                 Hit::Pmd(pmd) => {
-                    young += u32::from(clear_young_leaf(mm, pmd));
+                    young |= clear_young_leaf(mm, pmd);
                     self.left = self.left.saturating_sub(1);
                     break;
                 }
                 Hit::Pte(at) if at.entry.is_present(Level::Pte) => {
                     let limit = if B::AGING { at.limit } else { at.limit.at_most(1) };
                     let n = at.table.run::<NOTHING>(at.index, at.entry, limit).nr();
-                    young += u32::from(at.table.clear_young(at.index, n));
+                    young |= at.table.clear_young(at.index, n);
                     mm.platform().observer().event(Event::AgingRuns, 1);
                     n
                 }
@@ -130,8 +206,8 @@ impl<P: RmapPlatform> Scan<'_, '_, P> {
                 break;
             }
         }
-        if young > 0 {
-            self.nr += young;
+        if young {
+            self.nr += 1;
             self.vmas |= visit.flags - VmaFlags::LOCKED;
         }
         if self.left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -99,7 +99,7 @@ pub fn migrate_folio<P: RmapPlatform>(
         to.queue_deferred(QueueReason::MaybeUnderused);
     }
     if folio.has(FolioFlags::LRU) {
-        to.set_flag(FolioFlags::LRU);
+        to.enlist();
     }
     drop((locked, new_locked));
     Ok(())

@@ -10,7 +10,7 @@ use core::ops::ControlFlow;
 use mm_arch::{Arch, Pfn, respect};
 use mm_folio::{AllocError, FolioLockGuard, FolioRun, Get};
 pub use mm_vma::model::{
-    EventCounts, FIRST_FRAME, FailureInjector, ModelConfig, ModelFrames, ModelObject,
+    EventCounts, FIRST_FRAME, FailureInjector, ModelConfig, ModelFrames, ModelLists, ModelObject,
     ModelPlatform, ModelTables,
 };
 use mm_vma::{Platform, SwapSpace, write_folio};

@@ -117,7 +117,7 @@ fn try_split<'m, P: RmapPlatform>(
     if !folio.freeze(own + cached * nr) {
         return (split, Err(SplitError::Held));
     }
-    let listed = folio.flags() & FolioFlags::LRU;
+    let listed = folio.has(FolioFlags::LRU);
     folio.split_frozen(order);
     if let Some(first) = cached_at {
         slots.split_frozen(first, folio, nr);
@@ -127,7 +127,9 @@ fn try_split<'m, P: RmapPlatform>(
     // (rule FOLIO-55).
     for page in (0..nr).step_by(per as usize).rev() {
         let part = map.folio(folio.page(page));
-        part.set_flag(listed);
+        if listed {
+            part.enlist();
+        }
         part.unfreeze(cached + if page == kept { own } else { 1 });
     }
     // All parts are locked, so that nobody walks them before their mappings are back.

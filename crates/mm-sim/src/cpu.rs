@@ -87,6 +87,9 @@ bitflags::bitflags! {
         const DROP_SPACE_FLUSHES = 2;
         /// Flushes leave walk caches alone, though a table was unlinked.
         const KEEP_WALK_CACHES = 4;
+        /// A CPU stores through a translation that it made for a load, and does not look at
+        /// the entry again (rule TLBB-03).
+        const STORE_UNSEEN = 8;
     }
 }
 
@@ -123,7 +126,7 @@ pub enum CpuViolation {
 /// What flushes there were.
 #[derive(Debug, Default)]
 pub struct FlushCounts {
-    /// Flushes of ranges.
+    /// Flushes of ranges; all that were deferred until then are one.
     pub ranges: Counter,
     /// Bytes in them.
     pub bytes: Counter,
@@ -155,10 +158,10 @@ impl Translation {
         }
         self.writable.then_some(CpuAccess::Plain(AccessKind::Write))
     }
-    fn allows(&self, access: CpuAccess) -> bool {
+    fn allows(&self, access: CpuAccess, unseen: bool) -> bool {
         match access {
             CpuAccess::Plain(AccessKind::Read) => self.readable,
-            CpuAccess::Plain(AccessKind::Write) => self.writable && self.dirty,
+            CpuAccess::Plain(AccessKind::Write) => self.writable && (self.dirty || unseen),
             CpuAccess::Plain(AccessKind::Exec) => self.executable,
             CpuAccess::ShadowStack => self.shadow_stack,
         }
@@ -250,7 +253,8 @@ impl<A: Arch> Cpus<A> {
         f: impl FnOnce(&AtomicU64) -> R,
     ) -> Result<R, PageFault> {
         let mut caches = self.cpus[cpu].lock();
-        let (t, level) = match caches.translation::<A>(space, va, access) {
+        let unseen = self.planted(Plant::STORE_UNSEEN);
+        let (t, level) = match caches.translation::<A>(space, va, access, unseen) {
             Some(hit) => hit,
             None => self.walk(&mut caches, cpu, space, root, va, access)?,
         };
@@ -361,6 +365,23 @@ impl<A: Arch> Cpus<A> {
         // lives: frames are never unmapped, and whatever is in them is words.
         Some(unsafe { self.frames.ram().frame(frame.pfn()).cast().as_ref() })
     }
+    /// One flush: each CPU is interrupted once.
+    fn interrupt(&self, ranges: &[(SpaceId, VirtRange)], scope: FlushScope) {
+        self.counts.ranges.add(1);
+        self.counts.bytes.add(ranges.iter().map(|(_, range)| range.bytes()).sum());
+        if self.planted(Plant::DROP_RANGE_FLUSHES) {
+            return;
+        }
+        for caches in &self.cpus {
+            let mut caches = caches.lock();
+            for &(space, range) in ranges {
+                caches.drop_leaves::<A>(space, range);
+                if scope == FlushScope::Tables && !self.planted(Plant::KEEP_WALK_CACHES) {
+                    caches.drop_tables::<A>(space, range);
+                }
+            }
+        }
+    }
     fn report(&self, v: CpuViolation) {
         self.violations.lock().push(v);
     }
@@ -417,12 +438,13 @@ impl Caches {
         space: SpaceId,
         va: VirtAddr,
         access: CpuAccess,
+        unseen: bool,
     ) -> Option<(Translation, Level)> {
         for level in LEAF_LEVELS {
             let key = (space, va.get() >> A::shift(level));
             let leaves = &mut self.leaves[level as usize];
             if let Some(t) = leaves.get(&key) {
-                if t.allows(access) {
+                if t.allows(access, unseen) {
                     return Some((*t, level));
                 }
                 leaves.remove(&key);
@@ -460,19 +482,8 @@ fn drop_units<T>(cache: &mut ByUnit<T>, space: SpaceId, range: VirtRange, shift:
 
 impl<A: Arch> Tlb for Cpus<A> {
     fn flush_range(&self, space: SpaceId, range: VirtRange, scope: FlushScope) {
-        self.counts.ranges.add(1);
-        self.counts.bytes.add(range.bytes());
         self.counts.tables.add(u64::from(scope == FlushScope::Tables));
-        if self.planted(Plant::DROP_RANGE_FLUSHES) {
-            return;
-        }
-        for caches in &self.cpus {
-            let mut caches = caches.lock();
-            caches.drop_leaves::<A>(space, range);
-            if scope == FlushScope::Tables && !self.planted(Plant::KEEP_WALK_CACHES) {
-                caches.drop_tables::<A>(space, range);
-            }
-        }
+        self.interrupt(&[(space, range)], scope);
     }
     fn flush_space(&self, space: SpaceId) {
         self.counts.spaces.add(1);
@@ -502,13 +513,13 @@ impl<A: Arch> Tlb for Cpus<A> {
     }
     /// With one CPU there is nobody to interrupt.
     fn defers(&self, _: SpaceId) -> bool {
-        self.cpus.len() > 1
+        A::BROADCASTS_FLUSHES || self.cpus.len() > 1
     }
-    /// Flushes what any CPU deferred: more than asked for.
+    /// Flushes what any CPU deferred: more than asked for, at once.
     fn flush_deferred(&self) {
         let ranges = std::mem::take(&mut *self.deferred.lock());
-        for (space, range) in ranges {
-            self.flush_range(space, range, FlushScope::Leaves);
+        if !ranges.is_empty() {
+            self.interrupt(&ranges, FlushScope::Leaves);
         }
     }
 }

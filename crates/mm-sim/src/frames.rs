@@ -13,7 +13,8 @@ use crate::Ram;
 use crate::ram::POISON;
 use buddy_system_allocator::FrameAllocator;
 use mm_arch::Pfn;
-use mm_folio::{AllocError, FolioSource, FrameBytes, MAX_ORDERS};
+use mm_folio::{AllocError, FolioFlags, FolioSource, FrameBytes, MAX_ORDERS};
+use mm_reclaim::Lru;
 use mm_sync::{DefaultLock, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -196,16 +197,31 @@ impl FrameBytes for Frames {
     }
 }
 
-/// The frames as the memory map sees them.
+/// The frames as the memory map sees them, and the lists that folios in them are on.
 #[derive(Clone, Debug)]
-pub struct FrameSource(pub(crate) Arc<Frames>);
+pub struct FrameSource {
+    frames: Arc<Frames>,
+    lru: Arc<Lru<DefaultLock>>,
+}
+
+impl FrameSource {
+    pub(crate) fn new(frames: Arc<Frames>, lru: Arc<Lru<DefaultLock>>) -> Self {
+        FrameSource { frames, lru }
+    }
+}
 
 impl FolioSource for FrameSource {
     fn alloc(&self, order: u32) -> Result<Pfn, AllocError> {
-        self.0.take(order, FOLIO)
+        self.frames.take(order, FOLIO)
     }
     fn free(&self, head: Pfn, order: u32) {
-        self.0.give(head, order);
+        self.frames.give(head, order);
+    }
+    fn list(&self, head: Pfn, order: u32, flags: FolioFlags) {
+        self.lru.list(head, order, flags);
+    }
+    fn unlist(&self, head: Pfn, _order: u32, _flags: FolioFlags) {
+        self.lru.unlist(head);
     }
 }
 
@@ -215,7 +231,8 @@ mod tests {
 
     fn frames() -> FrameSource {
         let ram = Ram::new(Pfn::new(0x1_0000), 1024, 12).expect("memory");
-        FrameSource(Arc::new(Frames::new(ram, true)))
+        let lru = Lru::new(Pfn::new(0x1_0000), 1024).expect("memory");
+        FrameSource::new(Arc::new(Frames::new(ram, true)), Arc::new(lru))
     }
 
     #[test]
@@ -224,13 +241,13 @@ mod tests {
         let a = f.alloc(0).expect("one");
         let b = f.alloc(4).expect("sixteen");
         assert_eq!((a.get(), b.get() % 16), (0x1_0000, 0));
-        assert_eq!(f.0.usage(b.add(15)), FrameUse::Folio);
-        assert_eq!(f.0.nr_free(), 1024 - 17);
-        f.0.set_stored(b);
+        assert_eq!(f.frames.usage(b.add(15)), FrameUse::Folio);
+        assert_eq!(f.frames.nr_free(), 1024 - 17);
+        f.frames.set_stored(b);
         f.free(b, 4);
-        assert_eq!(f.0.usage(b), FrameUse::Free);
-        assert_eq!((f.0.generation(b), f.0.is_stored(b)), (1, false));
-        assert_eq!(f.0.ram().words(b)[0].load(Relaxed), POISON);
+        assert_eq!(f.frames.usage(b), FrameUse::Free);
+        assert_eq!((f.frames.generation(b), f.frames.is_stored(b)), (1, false));
+        assert_eq!(f.frames.ram().words(b)[0].load(Relaxed), POISON);
         f.free(a, 0);
         assert_eq!(f.alloc(9).map(Pfn::get), Ok(0x1_0000), "buddies were merged");
         assert!(f.alloc(20).is_err() && f.alloc(21).is_err());
@@ -239,9 +256,9 @@ mod tests {
     #[test]
     fn the_nth_allocation_fails_once() {
         let f = frames();
-        f.0.fail_after(Some(1));
-        assert!(f.alloc(0).is_ok() && !f.0.failure_is_spent());
-        assert!(f.0.take_table().is_err() && f.0.failure_is_spent());
+        f.frames.fail_after(Some(1));
+        assert!(f.alloc(0).is_ok() && !f.frames.failure_is_spent());
+        assert!(f.frames.take_table().is_err() && f.frames.failure_is_spent());
         assert!(f.alloc(0).is_ok());
     }
 }

@@ -91,6 +91,7 @@ mod platform;
 mod policy;
 mod process;
 mod ram;
+mod reclaim;
 mod run;
 mod scan;
 mod syscalls;

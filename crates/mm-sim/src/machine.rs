@@ -102,7 +102,10 @@ impl<A: Arch, O: Events> Machine<A, O> {
             Ram::new(first_frame, nr_frames, A::PAGE_SHIFT).ok_or(MachineError::Host { bytes })?;
         let frames = Arc::new(Frames::new(ram, poison));
         let too_small = |_: AllocError| MachineError::TooSmall { bytes };
-        let source = FrameSource(frames.clone());
+        let lru =
+            Lru::new(first_frame, nr_frames as u64).map_err(|_| MachineError::Host { bytes })?;
+        let lru = Arc::new(lru);
+        let source = FrameSource::new(frames.clone(), lru.clone());
         let memmap = MemMap::with_pincount_from(
             first_frame,
             nr_frames as u64,
@@ -131,8 +134,7 @@ impl<A: Arch, O: Events> Machine<A, O> {
             anon: AnonTrees::new(),
             files: FileTrees::new(),
             objects: Objects::new(),
-            lru: Lru::new(first_frame, nr_frames as u64)
-                .map_err(|_| MachineError::Host { bytes })?,
+            lru,
             events: O::default(),
             policy: std::sync::RwLock::new(policy),
             zero_page,

@@ -28,7 +28,7 @@ pub(crate) struct Parts<A: Arch, O: Events> {
     pub files: FileTrees<Host<A, O>>,
     pub objects: Objects<A, O>,
     pub swap: Swap,
-    pub lru: Lru<DefaultLock>,
+    pub lru: Arc<Lru<DefaultLock>>,
     pub events: O,
     pub policy: RwLock<Policy>,
     pub zero_page: Pfn,

@@ -22,7 +22,7 @@ use core::ptr::NonNull;
 // explore them.
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use mm_arch::{Arch, Level, Pfn, SwapSlot, TableFrame};
-use mm_folio::{AllocError, FolioSource, FolioSpace, FrameBytes, MemMap, MmIds};
+use mm_folio::{AllocError, FolioFlags, FolioSource, FolioSpace, FrameBytes, MemMap, MmIds};
 use mm_pgtable::slab::{CountingTlb, Slab};
 use mm_pgtable::{TableAllocError, TableDesc, TableMemory, TableSpace};
 use mm_sync::stat::Counter;
@@ -46,6 +46,8 @@ pub struct ModelConfig {
     pub huge_zero: bool,
     /// Pages that fit onto the swap device; 0 for no device.
     pub swap_slots: u32,
+    /// Who keeps the folios on lists; `()` does not.
+    pub lists: Arc<dyn ModelLists>,
     /// State of a crate above, found again with [`ModelPlatform::extension`].
     pub extension: Box<dyn Any + Send + Sync>,
 }
@@ -58,6 +60,7 @@ impl Default for ModelConfig {
             words_per_frame: 4,
             huge_zero: false,
             swap_slots: 0,
+            lists: Arc::new(()),
             extension: Box::new(()),
         }
     }
@@ -114,8 +117,14 @@ pub struct ModelSwapState {
 }
 
 /// Events by kind.
-#[derive(Debug, Default)]
-pub struct EventCounts([Counter; 32]);
+#[derive(Debug)]
+pub struct EventCounts([Counter; 40]);
+
+impl Default for EventCounts {
+    fn default() -> Self {
+        EventCounts([const { Counter::new() }; 40])
+    }
+}
 
 impl EventCounts {
     /// How many events of this kind there were; of events about a number, the sum.
@@ -145,12 +154,26 @@ impl Interrupt for ModelSignal {
     }
 }
 
+/// Who keeps the folios of a model machine on lists. `()` does not.
+pub trait ModelLists: Send + Sync + core::fmt::Debug {
+    /// As [`FolioSource::list`].
+    fn list(&self, head: Pfn, order: u32, flags: FolioFlags) {
+        let _ = (head, order, flags);
+    }
+    /// As [`FolioSource::unlist`].
+    fn unlist(&self, head: Pfn) {
+        let _ = head;
+    }
+}
+impl ModelLists for () {}
+
 /// Frames, handed out first fit.
 #[derive(Debug)]
 pub struct ModelFrames {
     used: Mutex<DefaultLock, Vec<bool>>,
     failures: Arc<FailureInjector>,
     access: FailureInjector,
+    lists: Arc<dyn ModelLists>,
 }
 
 impl ModelFrames {
@@ -182,6 +205,12 @@ impl FolioSource for ModelFrames {
     fn free(&self, head: Pfn, order: u32) {
         let at = head.since(FIRST_FRAME) as usize;
         self.used.lock()[at..at + (1 << order)].fill(false);
+    }
+    fn list(&self, head: Pfn, order: u32, flags: FolioFlags) {
+        self.lists.list(head, order, flags);
+    }
+    fn unlist(&self, head: Pfn, _order: u32, _flags: FolioFlags) {
+        self.lists.unlist(head);
     }
     fn make_accessible(&self, _head: Pfn) -> bool {
         !self.access.fails()
@@ -269,6 +298,7 @@ impl<A: Arch> ModelPlatform<A> {
             used: Mutex::new(alloc::vec![false; frames]),
             failures: failures.clone(),
             access: FailureInjector::default(),
+            lists: config.lists,
         };
         let memmap = MemMap::<Self>::with_pincount_from(
             FIRST_FRAME,

@@ -176,7 +176,7 @@ impl<P: Platform> PageCache<P> {
             return (own, locked, false);
         }
         // All parts are where the whole was: on the list or off it.
-        let listed = folio.flags() & FolioFlags::LRU;
+        let listed = folio.has(FolioFlags::LRU);
         folio.split_frozen(order);
         let (per, kept) = (1u32 << order, keep >> order << order);
         slots[at].nr = u64::from(per);
@@ -184,7 +184,9 @@ impl<P: Platform> PageCache<P> {
         // part could be meant.
         for page in (0..nr).step_by(per as usize).rev() {
             let part = self.platform.memmap().folio(folio.page(page));
-            part.set_flag(listed);
+            if listed {
+                part.enlist();
+            }
             if page > 0 {
                 let first = first + u64::from(page);
                 slots.insert(at + 1, Slot { first, nr: u64::from(per), head: part.head() });
@@ -306,8 +308,9 @@ impl<P: Platform> PageCache<P> {
             flags |= folio.flags() & FolioFlags::MOVES;
         }
         bytes.zero(new.page(page), nr - u64::from(page));
-        new.set_flag(flags | FolioFlags::LRU);
+        new.set_flag(flags);
         new.set_file(self.id, first);
+        new.enlist();
         slots[at] = Slot { first, nr, head: new.head() };
         slots.drain(at + 1..at + count);
         refs.hand_over();

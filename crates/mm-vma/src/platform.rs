@@ -45,10 +45,22 @@ pub enum Event {
     /// Runs that reclaim unmapped: each is one removal of mappings and one put of
     /// references.
     UnmapRuns,
-    /// Entries in them.
+    /// Entries in them; a PMD leaf counts as its pages.
     EntriesUnmapped,
+    /// Calls in which reclaim took entries out of a table: one per run, but for runs of more
+    /// than 512 entries on their way to swap.
+    UnmapClears,
     /// Runs whose accessed bits reclaim cleared.
     AgingRuns,
+    /// Entries of large folios that reclaim unmapped one by one although its policy is to do
+    /// so in runs, as a guest does not need the page.
+    UnmapSingleUnused,
+    /// The same, as userfaultfd write-protects pages of the mapping.
+    UnmapSingleTracked,
+    /// The same, as a device has the page: such entries do not agree with others.
+    UnmapSingleDevice,
+    /// The same, as the slot of a page in the run takes no more entries.
+    UnmapSingleFullSlot,
     /// Large folios that could not be split; the number is the order.
     FolioSplitFailed,
     /// Folios read from swap; the number is the order.
@@ -107,6 +119,10 @@ impl Observer for () {
 pub trait Interrupt: Send + Sync {
     /// A fatal signal is pending.
     fn is_fatal_signal_pending(&self) -> bool;
+    /// Any signal is pending.
+    fn is_signal_pending(&self) -> bool {
+        self.is_fatal_signal_pending()
+    }
 }
 
 impl Interrupt for () {

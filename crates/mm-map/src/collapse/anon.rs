@@ -313,7 +313,7 @@ fn collapse_locked<'m, B: Strategy, P: RmapPlatform>(
     mm.counters().add(RssKind::Anon, u64::from(seen.none));
     let level = if block.is_pmd() { Level::Pmd } else { Level::Pte };
     folio.add_new_anon(mm.id(), level, Exclusivity::Exclusive);
-    folio.set_flag(FolioFlags::LRU);
+    folio.enlist();
     mlock_mapped(vma.flags(), folio, folio.nr_pages());
     let mut entry = E::<P>::leaf(folio.head(), P::Arch::prot(vma.protection()), level).mkyoung();
     if vma.flags().contains(VmaFlags::WRITE) {

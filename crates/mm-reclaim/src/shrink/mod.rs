@@ -133,7 +133,7 @@ impl<'p, P: ReclaimPlatform> Pass<'_, '_, 'p, P> {
             }
             Verdict::Keep | Verdict::Split => self.sum.kept += nr,
         }
-        self.platform.lru().put_back(own);
+        folio.enlist();
     }
 
     /// The order of these questions is that of rule RECL-02.
@@ -201,7 +201,7 @@ impl<'p, P: ReclaimPlatform> Pass<'_, '_, 'p, P> {
         let (shrink, platform) = (self.shrink, self.platform);
         match referenced(shrink.policy, platform, locked, shrink.of) {
             Referenced::Locked => Some(Verdict::Activate),
-            Referenced::Contended => Some(Verdict::Keep),
+            Referenced::Contended | Referenced::Ending => Some(Verdict::Keep),
             Referenced::By { nr: 0, .. } => {
                 // Used by calls only: one more round, unless nothing needs to be written.
                 let used = folio.clear_flag(FolioFlags::REFERENCED);

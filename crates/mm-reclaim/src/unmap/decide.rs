@@ -1,6 +1,6 @@
 //! What an entry is to reclaim, and how many of its neighbours go with it.
 
-use super::UnmapFlags;
+use super::{UnmapFlags, is_lazyfree};
 use crate::E;
 use crate::policy::Strategy;
 use mm_arch::respect::{NOTHING, SOFT_DIRTY, WRITE};
@@ -8,7 +8,7 @@ use mm_arch::{Entry, Level};
 use mm_folio::{Folio, FolioFlags};
 use mm_pgtable::Run;
 use mm_rmap::{PteHit, Visit};
-use mm_vma::{Platform, VmaFlags};
+use mm_vma::{Event, Observer, Platform, VmaFlags};
 
 /// What becomes of an entry, in the order in which it is asked (rule UNMAP-13, table 8.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,6 +61,7 @@ pub(crate) fn run<'g, B: Strategy, P: Platform>(
     at: &PteHit<'_, 'g, P>,
     visit: &Visit<'_>,
     flags: UnmapFlags,
+    observer: &P::Observer,
 ) -> Run<'g> {
     let in_runs = match Fate::of(folio, at.entry, visit, flags) {
         Fate::Poison | Fate::Drop => false,
@@ -68,12 +69,18 @@ pub(crate) fn run<'g, B: Strategy, P: Platform>(
         Fate::Lazyfree => B::LAZYFREE,
         Fate::File => B::FILE,
     };
-    let tracked = visit.flags.contains(VmaFlags::UFFD_WP);
-    if !in_runs || !folio.is_large() || at.entry.is_unused() || (tracked && !B::UFFD_WP) {
+    let tracked = visit.flags.contains(VmaFlags::UFFD_WP) && !B::UFFD_WP;
+    if !in_runs || !folio.is_large() || at.entry.is_unused() || tracked {
+        // A policy of runs does not go entry by entry unseen.
+        if folio.is_large() && at.entry.is_unused() && B::LAZYFREE {
+            observer.event(Event::UnmapSingleUnused, 1);
+        } else if folio.is_large() && in_runs {
+            observer.event(Event::UnmapSingleTracked, 1);
+        }
         return at.table.single(at.index);
     }
     debug_assert!(at.entry.is_leaf(Level::Pte));
-    if folio.is_anon() && !folio.has(FolioFlags::SWAPBACKED) {
+    if is_lazyfree(folio) {
         at.table.run::<{ WRITE | SOFT_DIRTY }>(at.index, at.entry, at.limit)
     } else {
         at.table.run::<NOTHING>(at.index, at.entry, at.limit)

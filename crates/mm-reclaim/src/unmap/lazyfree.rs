@@ -19,9 +19,12 @@
 //! ended, and then its dirt is seen (rule UNMAP-17, race F-RACE-10, MM-066).
 
 use super::Kept;
+use crate::E;
+use mm_arch::{Entry, Flush, Level};
 use mm_folio::{Folio, FolioFlags};
+use mm_pgtable::{LockedPmd, TableSpace};
 use mm_sync::{fence, mutant};
-use mm_vma::{Platform, VmaFlags};
+use mm_vma::{Mm, Platform, VmaFlags};
 
 /// Whether the pages whose entries were just taken may be dropped. Makes the folio normal
 /// memory again if it was stored to.
@@ -50,4 +53,43 @@ pub(super) fn may_discard<P: Platform>(
     }
     // The holder may still store. The page stays given up.
     if others != 0 { Err(Kept::Referenced) } else { Ok(()) }
+}
+
+/// Takes a PMD leaf away whose pages were given up, as one (rule UNMAP-20); `owed` covers it.
+/// Mappings and references are the caller's to remove.
+///
+/// # Errors
+///
+/// If they may not be dropped: the leaf is as it was. If it is dirty it was not touched.
+pub(super) fn discard_leaf<P: Platform>(
+    mm: &Mm<P>,
+    pmd: &mut LockedPmd<'_, P>,
+    folio: Folio<'_, P>,
+    vma_flags: VmaFlags,
+    owed: &mut Flush<'_, <P as TableSpace>::Tlb>,
+) -> Result<(), Kept> {
+    let seen = pmd.entry();
+    if seen.is_dirty() {
+        folio.set_flag(FolioFlags::DIRTY);
+    }
+    if folio.has(FolioFlags::DIRTY) && !vma_flags.contains(VmaFlags::DROPPABLE) {
+        folio.set_flag(FolioFlags::SWAPBACKED);
+        return Err(Kept::Dirty);
+    }
+    // Not empty: who looks without the lock must not take it for a hole, as it may come back
+    // (MM-094). A store that came in between is in what the exchange returns.
+    let old = pmd.swap(seen.mkinvalid(Level::Pmd), owed);
+    if old.is_dirty() {
+        folio.set_flag(FolioFlags::DIRTY);
+    }
+    let done = may_discard(folio, vma_flags);
+    let mut covered = mm.tables().tlb().obligation();
+    pmd.swap(if done.is_ok() { E::<P>::NONE } else { old }, &mut covered);
+    covered.already_done();
+    done?;
+    if let Some(frame) = pmd.withdraw() {
+        // SAFETY: withdrawn just now: it is not linked, and nobody else knows it.
+        unsafe { mm.tables().free_unlinked(frame) };
+    }
+    Ok(())
 }

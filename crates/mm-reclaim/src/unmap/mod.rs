@@ -29,7 +29,7 @@ use core::ops::ControlFlow;
 use decide::Fate;
 use mm_arch::{Entry, Flush, Level, NonPresent, SwapBits, SwapSlot};
 use mm_folio::{Folio, FolioFlags, FolioLockGuard, FolioRun, Get};
-use mm_pgtable::TableSpace;
+use mm_pgtable::{LockedPmd, TableSpace};
 use mm_rmap::{Hit, Lookup, MappedWalk, Peek, PteHit, RmapPlatform, Seek, Strict, Visit, WalkEnd};
 use mm_vma::{Event, Mm, Observer, Platform, RssKind, SwapSpace, VmaFlags};
 use restore::Taken;
@@ -159,6 +159,7 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
         }
         while let Some(hit) = walk.next_hit() {
             let step = match hit {
+                Hit::Pmd(pmd) if B::LEAVES && is_lazyfree(self.folio) => self.leaf(mm, visit, pmd),
                 Hit::Pmd(_) if self.flags.contains(UnmapFlags::SPLIT_PMD) => Step::Split,
                 Hit::Pmd(_) => Step::Keep(Kept::Leaf),
                 Hit::Pte(at) => self.step::<B>(mm, visit, at),
@@ -176,6 +177,27 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
         ControlFlow::Continue(())
     }
 
+    /// Unmaps a PMD leaf of pages that were given up.
+    fn leaf(&mut self, mm: &Mm<P>, visit: &Visit<'_>, pmd: &mut LockedPmd<'_, P>) -> Step {
+        let folio = self.folio;
+        let mut owed = mm.tables().tlb().obligation();
+        let done = lazyfree::discard_leaf(mm, pmd, folio, visit.flags, &mut owed);
+        // Gone or mapped: nobody writes it out.
+        self.flush(mm, owed, false);
+        if let Err(why) = done {
+            return Step::Keep(why);
+        }
+        let nr = folio.nr_pages();
+        mm.counters().sub(RssKind::Anon, nr.into());
+        folio.remove_pmd(mm.id());
+        folio.memmap().put_run::<Get>(FolioRun::new(folio.head(), 0, 1));
+        let observer = mm.platform().observer();
+        observer.event(Event::UnmapClears, 1);
+        observer.event(Event::UnmapRuns, 1);
+        observer.event(Event::EntriesUnmapped, nr.into());
+        Step::LastHere
+    }
+
     /// Unmaps the run that starts at a hit.
     fn step<B: Strategy>(&mut self, mm: &Mm<P>, visit: &Visit<'_>, at: PteHit<'_, '_, P>) -> Step {
         let (folio, page) = (self.folio, at.page);
@@ -187,7 +209,9 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
             return self.swap_out::<B>(mm, visit, at, slot);
         }
         let taken = if at.entry.is_present(Level::Pte) {
-            let run = decide::run::<B, P>(folio, &at, visit, self.flags);
+            let observer = mm.platform().observer();
+            let run = decide::run::<B, P>(folio, &at, visit, self.flags, observer);
+            observer.event(Event::UnmapClears, 1);
             let mut owed = mm.tables().tlb().obligation();
             let taken = Taken::run(at.table, run, &mut owed);
             let dirty = taken.entry().is_dirty();
@@ -198,6 +222,9 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
             }
             taken
         } else {
+            if folio.is_large() && B::LAZYFREE {
+                mm.platform().observer().event(Event::UnmapSingleDevice, 1);
+            }
             Taken::device(at.table, at.index, at.entry)
         };
         let n = taken.n();
@@ -241,6 +268,11 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
         // All of the folio: this VMA has no more of it (rule UNMAP-15).
         if n.get() == folio.nr_pages() { Step::LastHere } else { Step::Done(n.get() as usize) }
     }
+}
+
+/// Whether the owner of the pages gave them up.
+fn is_lazyfree<P: Platform>(folio: Folio<'_, P>) -> bool {
+    folio.is_anon() && !folio.has(FolioFlags::SWAPBACKED)
 }
 
 /// The entry says that the page is poisoned.

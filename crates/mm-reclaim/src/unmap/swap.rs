@@ -10,7 +10,7 @@ use crate::policy::Strategy;
 use core::num::NonZeroU32;
 use mm_arch::SwapSlot;
 use mm_rmap::{PteHit, RmapPlatform, SwapOutError, Visit, swap_out_ptes};
-use mm_vma::Mm;
+use mm_vma::{Event, Mm, Observer};
 
 impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
     /// Makes swap entries of the run that starts at a hit (rule UNMAP-19). Where a page
@@ -23,9 +23,14 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
         slot: SwapSlot,
     ) -> Step {
         let (folio, page) = (self.folio, at.page);
-        let run = decide::run::<B, P>(folio, &at, visit, self.flags);
+        let run = decide::run::<B, P>(folio, &at, visit, self.flags, mm.platform().observer());
         let mut owed = mm.tables().tlb().obligation();
         let done = swap_out_ptes(mm, at.table, folio, slot, page, run, &mut owed);
+        let observer = mm.platform().observer();
+        observer.event(Event::UnmapClears, done.clears as u64);
+        if done.singly > 0 && B::LAZYFREE && folio.is_large() {
+            observer.event(Event::UnmapSingleFullSlot, done.singly as u64);
+        }
         // Also for what is back: a CPU may have what it was before.
         self.flush(mm, owed, done.dirty);
         let gone = NonZeroU32::new(done.nr as u32).map(|n| self.finish(mm, page, n));

@@ -8,6 +8,7 @@ pub use spaces::*;
 use mm_arch::{Arch, Entry, Level, WriteKind};
 use mm_folio::{FileId, Folio, FolioFlags, FolioLockGuard, FolioRef, Get};
 use mm_map::{mmap_anon, mmap_backing};
+use mm_pgtable::LockedEntry;
 use mm_reclaim::{FlushBatch, UnmapFlags, UnmapPolicy, Unmapped, try_to_unmap};
 use mm_rmap::model::{ModelConfig, ModelObject};
 use mm_vma::{BackingKind, Mm, Platform, RssKind, VmaFlags};
@@ -89,6 +90,18 @@ pub fn dirty<A: Arch>(mm: &Space<A>, page: u64) {
 }
 pub fn anon_with<A: Arch>(mm: &Space<A>, page: u64, nr: u64, flags: VmaFlags) {
     mmap_anon(&mut mm.write(), pages::<A>(page, nr), flags).expect("free");
+}
+
+/// Changes the PMD leaf at page 0.
+pub fn edit_leaf<A: Arch>(mm: &Space<A>, f: impl FnOnce(E<A>) -> E<A>) {
+    let vmas = mm.read();
+    let LockedEntry::Huge(mut pmd) = mm.tables().lock_entry(vmas.stay(), va::<A>(0)) else {
+        panic!("there is no leaf");
+    };
+    let mut owed = mm.tables().tlb().obligation();
+    let e = f(pmd.entry());
+    pmd.swap(e, &mut owed);
+    owed.already_done();
 }
 
 /// Holds a folio as reclaim does: a reference and the lock.

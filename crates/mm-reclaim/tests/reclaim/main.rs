@@ -5,7 +5,9 @@ mod common;
 
 mod advise;
 mod batching;
+mod counts;
 mod lists;
+mod proactive;
 mod referenced;
 mod shrink;
 mod swap;

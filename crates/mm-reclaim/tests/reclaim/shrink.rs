@@ -18,7 +18,7 @@ mod generic {
     /// Isolates a folio: `LRU` is clear, and there is one reference more.
     fn isolated<'m, A: Arch>(m: &'m M<A>, folio: Folio<'_, M<A>>) -> FolioRef<'m, M<A>, Get> {
         let folio = m.memmap().folio(folio.head());
-        folio.set_flag(FolioFlags::LRU);
+        folio.enlist();
         let own = folio.grab::<Get>(1).expect("fits");
         assert!(m.lru().isolate_one(folio));
         own

@@ -18,7 +18,7 @@ mod generic {
         let of = ReclaimOf::Everybody;
         let shrink = Shrink { policy, of, ignore_references: true, may_unmap: true };
         let folio = m.memmap().folio(folio.head());
-        folio.set_flag(FolioFlags::LRU);
+        folio.enlist();
         let mut own = Some(folio.grab::<Get>(1).expect("fits"));
         assert!(m.lru().isolate_one(folio));
         shrink_folios(&shrink, m, || own.take())

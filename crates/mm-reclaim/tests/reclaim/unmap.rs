@@ -5,8 +5,9 @@ mod generic {
     use mm_arch::{Arch, DeviceKind, Entry, Level, Markers, NonPresent, SwapBits, VirtRange};
     use mm_folio::{FolioFlags, Get, Pin};
     use mm_map::{Advice, fork, madvise, mprotect, mremap_move};
+    use mm_pgtable::TableSpace;
     use mm_reclaim::{FlushBatch, Kept, UnmapFlags, UnmapPolicy, Unmapped, try_to_unmap};
-    use mm_vma::{BackingKind, RssKind, VmaFlags};
+    use mm_vma::{BackingKind, Event, Platform, RssKind, SwapSpace, VmaFlags};
 
     fn is_marker<A: Arch>(e: E<A>) -> bool {
         e.nonpresent(Level::Pte) == Some(NonPresent::Marker(Markers::UFFD_WP))
@@ -354,6 +355,12 @@ mod generic {
             drop(pmd);
             drop(vmas);
             let without = RECLAIM - UnmapFlags::SPLIT_PMD;
+            if policy == UnmapPolicy::All {
+                // As it is, and so without the flag.
+                assert_eq!(unmap_with(&m, policy, folio, without), Unmapped::All);
+                finish(&m, vec![p]);
+                continue;
+            }
             assert_eq!(unmap_with(&m, policy, folio, without), Unmapped::Kept(Kept::Leaf));
             assert_eq!(folio.entire_mapcount(), 1);
             let (end, runs, entries) = counted(&m, || unmap(&m, policy, folio));
@@ -448,10 +455,197 @@ mod generic {
             assert_eq!(p.counters().resident(), u64::from(armed));
             finish(&m, vec![p]);
         }
+        // Of a large folio such entries go one by one, and that is counted.
+        let m = new_machine::<A>();
+        let p = empty_space(&m);
+        anon_with(&p, 0, 16, RW);
+        let folio = map_lazyfree(&p, 0, 4);
+        (4..7).for_each(|k| edit::<A>(&p, k, &unused));
+        let (end, runs, entries) = counted(&m, || unmap(&m, UnmapPolicy::All, folio));
+        assert_eq!((end, runs, entries), (Unmapped::All, 2 + 3, 16));
+        assert_eq!(m.events().get(Event::UnmapSingleUnused), 3);
+        finish(&m, vec![p]);
+    }
+
+    pub fn a_leaf_that_was_given_up_goes_as_one<A: Arch>() {
+        for policy in POLICIES {
+            let m = new_machine::<A>();
+            let nr = pmd_pages::<A>();
+            let p = space(&m, nr);
+            let folio = map_pmd(&p, 0);
+            folio.clear_flag(FolioFlags::SWAPBACKED | FolioFlags::DIRTY);
+            edit_leaf::<A>(&p, |e| e.mkclean().mkold());
+            let split = m.events().get(Event::PmdSplit);
+            let (end, runs, entries) = counted(&m, || unmap(&m, policy, folio));
+            assert_eq!((end, entries), (Unmapped::All, nr), "{policy:?}");
+            let split = m.events().get(Event::PmdSplit) - split;
+            let expected = match policy {
+                UnmapPolicy::Page => (nr, 1),
+                UnmapPolicy::Lazyfree | UnmapPolicy::File => (1, 1),
+                UnmapPolicy::All => (1, 0),
+            };
+            assert_eq!((runs, split), expected, "{policy:?}");
+            assert_eq!((p.counters().resident(), m.folios_in_use()), (0, 0));
+            finish(&m, vec![p]);
+        }
+    }
+
+    pub fn a_leaf_that_is_needed_stays_as_it_was<A: Arch>() {
+        let policy = UnmapPolicy::All;
+        let m = new_machine::<A>();
+        let nr = pmd_pages::<A>();
+        let p = space(&m, nr);
+        let folio = map_pmd(&p, 0);
+        let give_up = || {
+            folio.clear_flag(FolioFlags::SWAPBACKED | FolioFlags::DIRTY);
+            edit_leaf::<A>(&p, |e| e.mkclean());
+        };
+        // Somebody holds it: still given up.
+        give_up();
+        let before = entry::<A>(&p, 0);
+        let held = folio.grab::<Get>(1).expect("fits");
+        assert_eq!(unmap(&m, policy, folio), Unmapped::Kept(Kept::Referenced));
+        assert!(!folio.flags().intersects(FolioFlags::SWAPBACKED | FolioFlags::DIRTY));
+        assert_eq!(entry::<A>(&p, 0), before);
+        drop(held);
+        // The folio was stored to by whoever held it; then by the leaf.
+        folio.set_flag(FolioFlags::DIRTY);
+        assert_eq!(unmap(&m, policy, folio), Unmapped::Kept(Kept::Dirty));
+        assert!(folio.has(FolioFlags::SWAPBACKED));
+        assert_eq!(entry::<A>(&p, 0), before);
+        give_up();
+        edit_leaf::<A>(&p, |e| e.mkdirty());
+        let (dirty, flushes) = (entry::<A>(&p, 0), m.tlb_flushes());
+        assert_eq!(unmap(&m, policy, folio), Unmapped::Kept(Kept::Dirty));
+        assert!(folio.has(FolioFlags::SWAPBACKED | FolioFlags::DIRTY));
+        assert_eq!((entry::<A>(&p, 0), m.tlb_flushes()), (dirty, flushes), "not touched");
+        assert_eq!((folio.refcount(), folio.mapcount()), (1, 1));
+        assert_eq!(p.counters().get(RssKind::Anon), nr);
+        audit(&m, &[&p]);
+        finish(&m, vec![p]);
+    }
+
+    pub fn a_dirty_leaf_of_droppable_memory_goes<A: Arch>() {
+        let m = new_machine::<A>();
+        let nr = pmd_pages::<A>();
+        let p = empty_space(&m);
+        anon_with(&p, 0, nr, RW | VmaFlags::DROPPABLE);
+        let folio = map_pmd(&p, 0);
+        folio.clear_flag(FolioFlags::SWAPBACKED);
+        edit_leaf::<A>(&p, |e| e.mkdirty());
+        assert_eq!(unmap(&m, UnmapPolicy::All, folio), Unmapped::All);
+        assert_eq!((p.counters().resident(), m.folios_in_use()), (0, 0));
+        finish(&m, vec![p]);
+    }
+
+    pub fn no_marker_is_left_where_unmapping_failed<A: Arch>() {
+        if !A::HAS_UFFD_WP {
+            return;
+        }
+        for policy in POLICIES {
+            // A private copy in a mapping of a file that userfaultfd watches, pinned or not.
+            for pinned in [true, false] {
+                let m = machine_with_swap::<A>(255);
+                let o = object(&m, BackingKind::File);
+                let p = empty_space(&m);
+                show_with(&p, 0, 16, &o, 0, RW | VmaFlags::UFFD_WP);
+                let folio = map_folio(&p, 0, 4);
+                folio.set_flag(FolioFlags::SWAPBACKED);
+                (0..16).for_each(|k| edit::<A>(&p, k, |e| e.wrprotect().mkuffd_wp()));
+                let before: Vec<_> = (0..16).map(|k| pte::<A>(&p, k)).collect();
+                m.slots().add(&folio.lock()).expect("room");
+                let pin = pinned.then(|| folio.grab::<Pin>(1).expect("fits"));
+                let end = unmap(&m, policy, folio);
+                let after: Vec<_> = (0..16).map(|k| pte::<A>(&p, k)).collect();
+                if pinned {
+                    assert_eq!(end, Unmapped::Kept(Kept::Referenced), "{policy:?}");
+                    let says = |e: &E<A>| (e.pfn(Level::Pte), e.is_uffd_wp(), e.is_dirty());
+                    let as_before = after.iter().map(says).eq(before.iter().map(says));
+                    assert!(as_before, "{before:?} became {after:?}");
+                    assert!(!after.iter().any(|e| e.is_writable(Level::Pte)));
+                } else {
+                    // Swap entries that are write-protected, and no markers.
+                    assert_eq!(end, Unmapped::All, "{policy:?}");
+                    let swapped = |e: &E<A>| e.swap_slot().is_some() && e.swap_bits().uffd_wp;
+                    assert!(after.iter().all(swapped), "{policy:?}");
+                    mm_vma::free_swap_cache(&m, folio);
+                }
+                drop(pin);
+                mm_map::exit(&BATCHED, &p);
+                mm_vma::free_swap_cache(&m, folio);
+                drop(p);
+                finish_all(&m, vec![], vec![o]);
+            }
+        }
+    }
+
+    pub fn a_locked_mapping_leaves_no_reference_behind<A: Arch>() {
+        for policy in POLICIES {
+            let m = new_machine::<A>();
+            let p = empty_space(&m);
+            anon_with(&p, 0, 16, RW | VmaFlags::LOCKED);
+            let folio = m.memmap().folio(map_lazyfree(&p, 0, 4).head());
+            let own = folio.grab::<Get>(1).expect("fits");
+            let mut flushes = FlushBatch::new(&m);
+            let ignoring = RECLAIM | UnmapFlags::IGNORE_MLOCK;
+            let end = try_to_unmap(policy, &folio.lock(), ignoring, &mut flushes);
+            assert_eq!((end, folio.refcount()), (Unmapped::All, 1), "{policy:?}");
+            // Freed in the same pass.
+            flushes.free(own);
+            flushes.finish();
+            assert_eq!(m.folios_in_use(), 0);
+            finish(&m, vec![p]);
+        }
+    }
+
+    pub fn a_page_is_given_away_behind_its_flush<A: Arch>() {
+        let m = new_machine::<A>();
+        let p = space(&m, 64);
+        let tlb = m.tlb();
+        let batches = tlb.batches.get();
+        let mut flushes = FlushBatch::new(&m);
+        for k in 0..40 {
+            let folio = m.memmap().folio(map_lazyfree(&p, k, 0).head());
+            let own = folio.grab::<Get>(1).expect("fits");
+            let end = try_to_unmap(UnmapPolicy::All, &folio.lock(), RECLAIM, &mut flushes);
+            assert_eq!(end, Unmapped::All);
+            flushes.free(own);
+            // Nothing is free before a flush was made, and one is made for many.
+            let made = tlb.batches.get() - batches;
+            let waiting = m.folios_in_use() as u64;
+            assert_eq!((made, waiting), if k < 32 { (0, k + 1) } else { (1, k - 31) });
+        }
+        // A clean entry needs none before its page is written; a dirty one does.
+        flushes.flush_dirty();
+        assert!(flushes.is_outstanding());
+        let folio = m.memmap().folio(map_lazyfree(&p, 50, 0).head());
+        folio.set_flag(FolioFlags::SWAPBACKED);
+        dirty::<A>(&p, 50);
+        let end = try_to_unmap(UnmapPolicy::All, &folio.lock(), RECLAIM, &mut flushes);
+        assert_eq!(end, Unmapped::Kept(Kept::NoSwap), "it has no slot");
+        flushes.flush_dirty();
+        assert!(!flushes.is_outstanding());
+        assert_eq!(tlb.batches.get() - batches, 2);
+        flushes.finish();
+        assert_eq!(tlb.batches.get() - batches, 2, "no flush twice");
+        drop(flushes);
+        finish(&m, vec![p]);
     }
 }
 
 on_all! {
+    /// Rules: UNMAP-04, UNMAP-20.
+    a_leaf_that_was_given_up_goes_as_one;
+    /// Rules: UNMAP-04, UNMAP-20, MM-094.
+    a_leaf_that_is_needed_stays_as_it_was;
+    /// Rules: UNMAP-20, S-DR1.
+    a_dirty_leaf_of_droppable_memory_goes;
+    /// Rules: UNMAP-12, UNMAP-23.
+    no_marker_is_left_where_unmapping_failed;
+    /// Rules: UNMAP-02, UNMAP-24.
+    a_locked_mapping_leaves_no_reference_behind;
+    /// Rules: TLBB-05, TLBB-06, RECL-10.
+    a_page_is_given_away_behind_its_flush;
     /// Rules: UNMAP-14, UNMAP-15, S-RC1.
     a_file_folio_goes_in_one_run_per_space;
     /// Rules: UNMAP-07, UNMAP-08, S-RC3. Cases: MM-004.

@@ -15,6 +15,7 @@
 //! | tables | entry counts, and tables that nobody links | |
 //! | trees | pages that the reverse map would not find | RMAP-27..29 |
 //! | locks | folios kept in memory that no locked mapping shows | RMAP-06 |
+//! | lists | folios that reclaim would not find, or that are kept from it for nothing | FOLIO-08, FOLIO-43 |
 //! | objects | pages of files in the wrong place or behind the end, stores that nobody hears of | FILE-05, FILE-08 |
 //! | swap | slots that entries do not account for, exclusive entries of shared slots | SWAP-02, SWPI-07 |
 //! | content | words that are not what was stored ([`Shadow`]) | |
@@ -152,6 +153,13 @@ pub enum AuditViolation {
     /// A folio is kept in memory that no locked mapping shows (RMAP-06).
     #[error("folio {head} is locked in memory for nobody")]
     LockedForNobody {
+        /// The folio.
+        head: Pfn,
+    },
+    /// A folio is on no list of reclaim although its flags say so, or on one although they
+    /// say not, or it is kept from reclaim and on a list for that, or the other way round.
+    #[error("folio {head} is not on the list of reclaim that it says")]
+    Unlisted {
         /// The folio.
         head: Pfn,
     },

@@ -12,6 +12,7 @@ use mm_arch::{
 use mm_folio::audit::{Access, AuditLog, Mapping, Sharing};
 use mm_folio::{FileId, FolioFlags, MmId};
 use mm_pgtable::TableSpace;
+use mm_reclaim::{LruList, ReclaimPlatform};
 use mm_rmap::RmapPlatform;
 use mm_vma::{BackingKind, MmRead, Platform, RssKind, SlotState, SwapSpace, Vma, VmaFlags};
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,6 +68,7 @@ pub fn audit<'a, A: Arch, O: Events>(
             seen.found.push(AuditViolation::LockedForNobody { head: folio.head() });
         }
     }
+    seen.lists(host);
     if seen.tables != host.tables().in_use() {
         let got = host.tables().in_use();
         seen.found.push(AuditViolation::Tables { expected: seen.tables, got });
@@ -87,6 +89,28 @@ pub fn audit<'a, A: Arch, O: Events>(
     seen.trees(host);
     seen.found.extend(seen.log.finish(host.memmap()).into_iter().map(AuditViolation::from));
     seen.found
+}
+
+impl<A: Arch> Seen<A> {
+    /// Every folio that says so is on a list of reclaim, and nothing else is. Which of the
+    /// lists of what may go, a scan sees to; those that must stay no scan looks at.
+    fn lists<O: Events>(&mut self, host: &Host<A, O>) {
+        let mut expected: BTreeMap<Pfn, bool> = host
+            .memmap()
+            .alive()
+            .filter(|f| f.has(FolioFlags::LRU))
+            .map(|f| (f.head(), LruList::of(f.flags()) == LruList::Unevictable))
+            .collect();
+        for list in LruList::ALL {
+            for head in host.lru().heads(list) {
+                if expected.remove(&head) != Some(list == LruList::Unevictable) {
+                    self.found.push(AuditViolation::Unlisted { head });
+                }
+            }
+        }
+        let left = expected.into_keys().map(|head| AuditViolation::Unlisted { head });
+        self.found.extend(left);
+    }
 }
 
 /// Whether everything came back, once all processes have exited and all pins are

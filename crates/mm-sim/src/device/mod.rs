@@ -134,7 +134,8 @@ fn insert<A: Arch, O: Events>(
     new: &FolioRef<'_, Host<A, O>, Get>,
     flags: FolioFlags,
 ) -> Result<(), InsertError> {
-    new.folio().set_flag(flags | FolioFlags::UPTODATE | FolioFlags::LRU);
+    new.folio().set_flag(flags | FolioFlags::UPTODATE);
+    new.folio().enlist();
     cache.insert(first, new)
 }
 

@@ -6,11 +6,13 @@
 mod collapse;
 mod common;
 mod files;
+mod flushes;
 mod formats;
 mod ksm;
 mod migrate;
 mod planted;
 mod random;
+mod reclaim;
 mod rows;
 mod scenarios;
 mod shadow_stack;

@@ -3,6 +3,7 @@
 
 mod collapse;
 mod cow;
+mod memory;
 mod moves;
 mod reuse;
 mod rights;
