@@ -103,6 +103,10 @@ pub trait Arch: Copy + core::fmt::Debug + Send + Sync + 'static {
     const HAS_SOFT_DIRTY: bool;
     /// Whether entries have a uffd-wp bit.
     const HAS_UFFD_WP: bool;
+    /// Whether an instruction begins a flush on all CPUs, so that nothing but its end is to
+    /// be waited for: putting flushes off then always pays (rule TLBB-04). Without it a CPU
+    /// interrupts the others.
+    const BROADCASTS_FLUSHES: bool = false;
     /// Smallest order of a folio with a pin count of its own (rule PIN-02).
     const PINCOUNT_MIN_ORDER: u32;
 

@@ -22,6 +22,7 @@ impl<G: Granule> Arch for Arm64<G> {
     const WRITE_SURVIVES_MKCLEAN: bool = true;
     const HAS_SOFT_DIRTY: bool = false;
     const HAS_UFFD_WP: bool = true;
+    const BROADCASTS_FLUSHES: bool = true;
     const PINCOUNT_MIN_ORDER: u32 = 1;
 
     #[inline(always)]

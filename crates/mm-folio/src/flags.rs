@@ -47,6 +47,10 @@ bitflags::bitflags! {
         const SECRET = 1 << 19;
         /// Memory of a peer device, for who asks for it (rule PIN-04).
         const PEER = 1 << 20;
+        /// Nobody has used it since somebody began to watch (rule REF-09).
+        const IDLE = 1 << 21;
+        /// Who watches took accessed bits away that reclaim has not seen.
+        const YOUNG = 1 << 22;
 
         /// What must not be set when the last reference goes (rule FOLIO-11).
         const BAD_AT_FREE = Self::LOCKED.bits() | Self::WRITEBACK.bits() | Self::SWAPCACHE.bits();
@@ -54,7 +58,8 @@ bitflags::bitflags! {
         const INHERITED = Self::LOCKED.bits() | Self::REFERENCED.bits() | Self::UPTODATE.bits()
             | Self::DIRTY.bits() | Self::ACTIVE.bits() | Self::SWAPBACKED.bits()
             | Self::SWAPCACHE.bits() | Self::UNEVICTABLE.bits() | Self::MLOCKED.bits()
-            | Self::WORKINGSET.bits() | Self::NO_LONGTERM.bits();
+            | Self::WORKINGSET.bits() | Self::NO_LONGTERM.bits() | Self::IDLE.bits()
+            | Self::YOUNG.bits();
         /// What a folio has that another one takes the place of (migration): not what
         /// is about the frames.
         const MOVES = Self::INHERITED.bits() & !Self::LOCKED.bits() & !Self::NO_LONGTERM.bits();

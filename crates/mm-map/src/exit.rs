@@ -15,6 +15,7 @@ use mm_vma::Mm;
 /// come: the former are waited for by the quiescence domain, the latter by the
 /// locks of tables and trees.
 pub fn exit<P: RmapPlatform>(policy: &MapPolicy, mm: &Mm<P>) {
+    mm.set_ending();
     let mut vmas = mm.write();
     let mut gather = Gather::new(mm.tables());
     for vma in vmas.iter() {

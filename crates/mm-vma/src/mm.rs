@@ -54,6 +54,7 @@ pub struct Mm<P: Platform> {
     /// Odd while fork copies this space.
     write_protect_seq: SeqCount,
     has_pinned: AtomicBool,
+    is_ending: AtomicBool,
     me: Weak<Mm<P>>,
 }
 
@@ -79,6 +80,7 @@ impl<P: Platform> Mm<P> {
             id,
             write_protect_seq: SeqCount::new(),
             has_pinned: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
             me: me.clone(),
         }))
     }
@@ -124,6 +126,16 @@ impl<P: Platform> Mm<P> {
     #[inline]
     pub fn write(&self) -> MmWrite<'_, P> {
         MmWrite { mm: self, vmas: self.vmas.write() }
+    }
+    /// Whether the memory of this space is about to be given back.
+    #[inline]
+    pub fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+    /// Nobody uses this space any more, or its memory is taken because there is none: what it
+    /// alone has is not worth swapping out (rule REF-04). A hint, so relaxed.
+    pub fn set_ending(&self) {
+        self.is_ending.store(true, Ordering::Relaxed);
     }
     /// Whether a pin was ever attempted in this space.
     #[inline]

@@ -602,7 +602,7 @@ mod generic {
         let m = new_machine::<A>();
         let p = space(&m, 64);
         let tlb = m.tlb();
-        let batches = tlb.batches.get();
+        let batches = *tlb.made.lock();
         let mut flushes = FlushBatch::new(&m);
         for k in 0..40 {
             let folio = m.memmap().folio(map_lazyfree(&p, k, 0).head());
@@ -611,7 +611,7 @@ mod generic {
             assert_eq!(end, Unmapped::All);
             flushes.free(own);
             // Nothing is free before a flush was made, and one is made for many.
-            let made = tlb.batches.get() - batches;
+            let made = *tlb.made.lock() - batches;
             let waiting = m.folios_in_use() as u64;
             assert_eq!((made, waiting), if k < 32 { (0, k + 1) } else { (1, k - 31) });
         }
@@ -625,9 +625,9 @@ mod generic {
         assert_eq!(end, Unmapped::Kept(Kept::NoSwap), "it has no slot");
         flushes.flush_dirty();
         assert!(!flushes.is_outstanding());
-        assert_eq!(tlb.batches.get() - batches, 2);
+        assert_eq!(*tlb.made.lock() - batches, 2);
         flushes.finish();
-        assert_eq!(tlb.batches.get() - batches, 2, "no flush twice");
+        assert_eq!(*tlb.made.lock() - batches, 2, "no flush twice");
         drop(flushes);
         finish(&m, vec![p]);
     }
