@@ -3,7 +3,7 @@
 use mm_arch::{Arch, Rights, VirtAddr, VirtRange};
 use mm_folio::{FolioRef, Get};
 use mm_gup::GupFlags;
-use mm_reclaim::{LruList, ReclaimOf, ReclaimPlatform, Shrink, shrink_folios};
+use mm_reclaim::{LruList, Passed, ReclaimOf, ReclaimPlatform, Shrink, shrink_folios};
 use mm_sim::{AccessError, EventCounts, Host, Object, Pinned, Process};
 use mm_vma::{Platform, VmaFlags};
 use std::sync::Arc;
@@ -322,9 +322,15 @@ impl<'m, A: Arch> Worker<'m, A> {
         ];
         let list = lists[self.random.below(4) as usize];
         let nr = 1 + self.random.below(64);
-        host.lru().drain(host.memmap());
         let mut isolated: Vec<FolioRef<'_, Host<A>, Get>> = Vec::new();
-        host.lru().isolate(host.memmap(), list, nr, &mut |own| isolated.push(own));
+        host.lru().isolate(
+            host.memmap(),
+            list,
+            nr,
+            &mut Passed::default(),
+            &mut |_| true,
+            &mut |own| isolated.push(own),
+        );
         let shrink = Shrink {
             policy: host.policy().unmap,
             of: ReclaimOf::Everybody,
