@@ -99,6 +99,9 @@ pub trait Arch: Copy + core::fmt::Debug + Send + Sync + 'static {
     /// Where the store faults instead, nothing makes such entries to see who
     /// stores.
     const HARDWARE_DIRTY: bool = true;
+    /// Whether entries that nobody has asked for are better old: hardware marks them at no
+    /// cost when they are used, and until then nobody takes them for used (rule FILE-04).
+    const OLD_PREFAULT: bool = false;
     /// Whether entries have a soft-dirty bit.
     const HAS_SOFT_DIRTY: bool;
     /// Whether entries have a uffd-wp bit.

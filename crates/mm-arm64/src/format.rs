@@ -14,6 +14,7 @@ impl<G: Granule> Arch for Arm64<G> {
     type Entry = Arm64Entry<G>;
     type Table = G::Table;
 
+    const OLD_PREFAULT: bool = true;
     const NAME: &'static str = G::NAME;
     const PAGE_SHIFT: u32 = G::PAGE_SHIFT;
     const LEVELS: &'static [Level] = G::LEVELS;

@@ -71,7 +71,7 @@ impl<'m, P: RmapPlatform> Fault<'_, 'm, P> {
     fn alloc_missing(&self) -> Result<(FolioRef<'m, P, Get>, VirtAddr), AllocError> {
         for order in self.candidates().descending() {
             let Some(block) = self.block(order) else { continue };
-            if let Ok(folio) = self.memmap().alloc(order) {
+            if let Ok(folio) = self.alloc_large(order) {
                 return Ok((folio, block.start()));
             }
             self.event(Event::AnonFaultFallback, u64::from(order));

@@ -194,11 +194,16 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         match self.tables().ensure_table(self.stay(), self.va) {
             Ok(Ensured::Table(table)) => drop(table),
             Ok(Ensured::Huge(pmd)) => {
-                let is_leaf = pmd.entry().is_leaf(Level::Pmd);
+                let e = pmd.entry();
                 drop(pmd);
-                // A leaf that appeared meanwhile is dealt with at once. Anything
-                // else is being moved: the access waits by faulting again.
-                return if is_leaf { Progress::LookAgain } else { FaultOutcome::MINOR.into() };
+                return match e.nonpresent(Level::Pmd) {
+                    // A leaf that appeared meanwhile is dealt with at once.
+                    None => Progress::LookAgain,
+                    // It is being moved: the access waits by faulting again.
+                    Some(NonPresent::Migration { .. }) => FaultOutcome::MINOR.into(),
+                    // Of a kind that nobody in this workspace makes.
+                    Some(_) => FaultOutcome::Signal(FaultSignal::Bus { va: self.va }).into(),
+                };
             }
             Err(_) => return FaultOutcome::Oom.into(),
         }
@@ -213,8 +218,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
             return FaultOutcome::MINOR.into();
         }
         if seen.is_protnone(Level::Pte) && self.vma.is_accessible() {
-            self.restore_hinted(&mut table, seen);
-            return FaultOutcome::MINOR.into();
+            return self.hinted(table, seen).into();
         }
         if self.access.breaks_cow() && !seen.is_writable(Level::Pte) {
             return self.write_protected(table, seen).into();

@@ -229,7 +229,12 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         self.mm().counters().add(RssKind::of(folio), u64::from(n.get()));
         folio.add_file_ptes(extent.first, n, self.mm().id());
         mlock_mapped(self.vma.flags(), folio, n.get());
-        let entry = self.file_entry(folio, folio.page(extent.first), Level::Pte);
+        let mut entry = self.file_entry(folio, folio.page(extent.first), Level::Pte);
+        let at = table.index_of(self.va);
+        let asked = (extent.index..extent.index + extent.nr).contains(&at);
+        if !asked && P::Arch::OLD_PREFAULT {
+            entry = entry.mkold();
+        }
         if seen.is_none() {
             table.fill(extent.index, extent.nr, entry);
         } else {

@@ -42,7 +42,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
     fn pmd_range(&self) -> Option<VirtRange> {
         self.block(Self::pmd_order())
     }
-    fn lock_huge(&self) -> Option<LockedPmd<'f, P>> {
+    pub(crate) fn lock_huge(&self) -> Option<LockedPmd<'f, P>> {
         let tables: &'f PageTables<P> = self.tables();
         match tables.lock_entry(self.stay(), self.va) {
             LockedEntry::Huge(pmd) => Some(pmd),
@@ -63,7 +63,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         if !self.access.is_write() && self.policy.thp.zero_page {
             return self.map_huge_zero();
         }
-        let Ok(new) = self.memmap().alloc(order) else {
+        let Ok(new) = self.alloc_large(order) else {
             self.event(Event::AnonFaultFallback, u64::from(order));
             return None;
         };
@@ -77,7 +77,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         };
         // Somebody else was here: folio and table go back.
         if !pmd.entry().is_none() && !mm_sync::mutant!("fault.huge.no_recheck") {
-            return Some(FaultOutcome::MINOR);
+            return Self::taken(pmd.entry());
         }
         if let Some(asked) = self.asks_for_missing() {
             return Some(asked);
@@ -85,6 +85,12 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         spare.deposit(&mut pmd);
         self.map_huge(pmd, new);
         Some(FaultOutcome::MINOR)
+    }
+
+    /// The entry is not empty (any more). What stands for a leaf without being one is left
+    /// to who looks at its kind.
+    fn taken(e: E<P>) -> Option<FaultOutcome> {
+        e.nonpresent(Level::Pmd).is_none().then_some(FaultOutcome::MINOR)
     }
 
     /// Maps the huge zero folio: neither references nor mappings of it are
@@ -96,15 +102,17 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         let Ok(mut pmd) = tables.ensure_pmd(self.stay(), self.va) else {
             return Some(FaultOutcome::Oom);
         };
-        if pmd.entry().is_none() {
-            if let Some(asked) = self.asks_for_missing() {
-                return Some(asked);
-            }
-            spare.deposit(&mut pmd);
-            let mut owed = tables.tlb().obligation();
-            let zero = E::<P>::leaf(head, self.prot(), Level::Pmd).mkyoung().mkspecial();
-            pmd.swap(zero, &mut owed);
+        if !pmd.entry().is_none() {
+            return Self::taken(pmd.entry());
         }
+        if let Some(asked) = self.asks_for_missing() {
+            return Some(asked);
+        }
+        spare.deposit(&mut pmd);
+        let mut owed = tables.tlb().obligation();
+        let zero = E::<P>::leaf(head, self.prot(), Level::Pmd).mkyoung().mkspecial();
+        pmd.swap(zero, &mut owed);
+        drop(pmd);
         Some(FaultOutcome::MINOR)
     }
 
@@ -133,8 +141,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
             return FaultOutcome::MINOR.into();
         }
         if seen.is_protnone(Level::Pmd) && self.vma.is_accessible() {
-            self.restore_hinted_pmd(&mut pmd, seen);
-            return FaultOutcome::MINOR.into();
+            return self.hinted_pmd(pmd, seen).into();
         }
         if self.access.breaks_cow() && !seen.is_writable(Level::Pmd) {
             return self.huge_write_protected(pmd, seen);
@@ -240,7 +247,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         let order = Self::pmd_order();
         let Ok(anon) = self.prepare_anon() else { return FaultOutcome::Oom.into() };
         let small = self.vma.flags().intersects(VmaFlags::NOHUGEPAGE) || seen.is_uffd_wp();
-        let new = if small { None } else { self.memmap().alloc(order).ok() };
+        let new = if small { None } else { self.alloc_large(order).ok() };
         let (Some(new), Some(block)) = (new, self.pmd_range()) else {
             if !small {
                 self.event(Event::AnonFaultFallback, u64::from(order));

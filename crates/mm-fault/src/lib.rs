@@ -132,7 +132,7 @@ mod zero;
 
 pub use dispatch::handle_fault;
 pub use flags::FaultFlags;
-pub use order::{OrderMode, OrderSet, ThpMode, ThpPolicy};
+pub use order::{Defrag, OrderMode, OrderSet, ThpMode, ThpPolicy};
 pub use outcome::{FaultOutcome, FaultSignal, UserFault};
 pub use policy::{FaultPolicy, ReusePolicy, SwapInPolicy, UnshareReuse};
 pub use shmem_policy::{ShmemMode, ShmemPolicy, WriteAt};

@@ -3,7 +3,7 @@
 use crate::dispatch::Fault;
 use core::fmt;
 use mm_arch::{Arch, Level, VirtAddr, VirtRange};
-use mm_folio::MAX_ORDERS;
+use mm_folio::{AllocError, Effort, FolioRef, Get, MAX_ORDERS};
 use mm_pgtable::Step;
 use mm_rmap::RmapPlatform;
 use mm_vma::VmaFlags;
@@ -83,6 +83,22 @@ pub enum ThpMode {
     Never,
 }
 
+/// What a large folio may cost whose memory is not free (rule ANON-09).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Defrag {
+    /// Room is made at once.
+    Always,
+    /// Room is made in the background, for the next one.
+    Defer,
+    /// At once where large folios were asked for, in the background elsewhere.
+    DeferMadvise,
+    /// At once where large folios were asked for, not at all elsewhere.
+    #[default]
+    Madvise,
+    /// Only free memory is used.
+    Never,
+}
+
 /// The setting of one folio size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum OrderMode {
@@ -120,6 +136,8 @@ pub struct ThpPolicy {
     inherit: OrderSet,
     /// Whether read faults may map the huge zero folio.
     pub zero_page: bool,
+    /// What a large folio may cost.
+    pub defrag: Defrag,
 }
 
 impl ThpPolicy {
@@ -132,6 +150,7 @@ impl ThpPolicy {
             madvise: OrderSet::EMPTY,
             inherit: OrderSet::of(pmd_order).and(OrderSet::LARGE_ANON),
             zero_page: true,
+            defrag: Defrag::Madvise,
         }
     }
     /// The same with another machine-wide setting.
@@ -162,6 +181,14 @@ impl ThpPolicy {
         self.zero_page = yes;
         self
     }
+    /// What a large folio of a mapping with `flags` may cost (rule ANON-09).
+    pub const fn effort(&self, flags: VmaFlags) -> Effort {
+        match (self.defrag, flags.contains(VmaFlags::HUGEPAGE)) {
+            (Defrag::Always, _) | (Defrag::DeferMadvise | Defrag::Madvise, true) => Effort::Direct,
+            (Defrag::Defer, _) | (Defrag::DeferMadvise, false) => Effort::Background,
+            (Defrag::Madvise, false) | (Defrag::Never, _) => Effort::Free,
+        }
+    }
     /// The orders above 0 that a mapping with `flags` may use.
     ///
     /// None in a shadow stack, whatever was asked for (rules BATCH-23, BATCH-25):
@@ -185,11 +212,16 @@ impl ThpPolicy {
     }
 }
 
-impl<P: RmapPlatform> Fault<'_, '_, P> {
+impl<'m, P: RmapPlatform> Fault<'_, 'm, P> {
     /// The naturally aligned block of `order` around the fault, if the mapping
     /// covers it.
     pub(crate) fn block(&self, order: u32) -> Option<VirtRange> {
         self.vma.block(self.va, order)
+    }
+
+    /// A large folio for the mapping, for no more than it may cost.
+    pub(crate) fn alloc_large(&self, order: u32) -> Result<FolioRef<'m, P, Get>, AllocError> {
+        self.memmap().alloc_by(order, self.policy.thp.effort(self.vma.flags()))
     }
 
     /// The orders to try for a missing page, within one PTE table (rule
@@ -250,6 +282,22 @@ mod tests {
         assert!(start.orders(huge).is_empty());
         let madvise = start.with_global(ThpMode::Madvise);
         assert_eq!(madvise.orders(huge), OrderSet::of(9));
+    }
+
+    /// Rules: ANON-09.
+    #[test]
+    fn effort_by_setting_and_advice() {
+        for (defrag, plain, advised) in [
+            (Defrag::Always, Effort::Direct, Effort::Direct),
+            (Defrag::Defer, Effort::Background, Effort::Background),
+            (Defrag::DeferMadvise, Effort::Background, Effort::Direct),
+            (Defrag::Madvise, Effort::Free, Effort::Direct),
+            (Defrag::Never, Effort::Free, Effort::Free),
+        ] {
+            let thp = ThpPolicy { defrag, ..ThpPolicy::new(9) };
+            assert_eq!(thp.effort(VmaFlags::empty()), plain, "{defrag:?}");
+            assert_eq!(thp.effort(VmaFlags::HUGEPAGE), advised, "{defrag:?}");
+        }
     }
 
     /// Rules: BATCH-23, BATCH-25.

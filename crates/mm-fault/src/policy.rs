@@ -1,6 +1,7 @@
 //! What a kernel configures about faults.
 
 use crate::{ShmemPolicy, ThpPolicy};
+use mm_rmap::Batching;
 
 /// Everything that is configured about faults: a plain value, read by every
 /// fault.
@@ -24,6 +25,9 @@ pub struct FaultPolicy {
     pub fault_around: u32,
     /// How pages come back from swap devices that are as fast as memory.
     pub swap_in: SwapInPolicy,
+    /// How many entries of a folio get their rights back in one step when an access meets
+    /// one that was made a hint; all of them do (rule NUMA-02).
+    pub hints: Batching,
 }
 
 impl FaultPolicy {
@@ -38,6 +42,7 @@ impl FaultPolicy {
             shmem: ShmemPolicy::NEVER,
             fault_around: 16,
             swap_in: SwapInPolicy::Direct,
+            hints: Batching::PerPage,
         }
     }
     /// With another reach of write faults.

@@ -5,7 +5,7 @@
 //! instead of a flag per record makes the question "how many pages from here
 //! are exclusive" one load per 64 pages.
 
-use crate::{FolioSpace, MemMap};
+use crate::{Folio, FolioSpace, MemMap};
 use mm_arch::Pfn;
 use mm_sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -64,6 +64,20 @@ fn each(words: &[AtomicU64], bit: usize, n: usize, mut f: impl FnMut(usize)) {
             left &= left - 1;
         }
     });
+}
+
+impl<F: FolioSpace> Folio<'_, F> {
+    /// Whether page `first` is exclusive, and how many of the `n` pages from it on, all of
+    /// this folio, are like it.
+    pub fn alike_exclusive(&self, first: u32, n: usize) -> (bool, usize) {
+        let map = self.memmap();
+        let exclusive = map.exclusive_prefix(self.page(first), n);
+        if exclusive > 0 {
+            return (true, exclusive);
+        }
+        let shared = |k: &u32| !map.page_exclusive(self.page(first + k));
+        (false, (0..n as u32).take_while(shared).count())
+    }
 }
 
 impl<F: FolioSpace> MemMap<F> {

@@ -120,5 +120,5 @@ pub use memmap::MemMap;
 pub use mm_ids::{MmId, MmIds};
 pub use refs::{FolioRef, FolioRun, Get, Glance, GrabError, PIN_BIAS, Pin, RefKind};
 pub use rmap::{Exclusivity, HasPinned, MaybePinned};
-pub use source::{AllocError, FolioSource, FolioSpace, FrameBytes};
+pub use source::{AllocError, Effort, FolioSource, FolioSpace, FrameBytes};
 pub use stats::{FolioStats, MAX_ORDERS, OrderStats};

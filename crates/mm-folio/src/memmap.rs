@@ -4,7 +4,7 @@ use crate::deferred::DeferredQueue;
 use crate::record::{Compound, Record};
 use crate::refs::{FolioRef, Get, RefKind};
 use crate::stats::MAX_ORDERS;
-use crate::{AllocError, Folio, FolioFlags, FolioSource, FolioSpace, FolioStats};
+use crate::{AllocError, Effort, Folio, FolioFlags, FolioSource, FolioSpace, FolioStats};
 use alloc::vec::Vec;
 use mm_arch::Pfn;
 use mm_sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -121,10 +121,25 @@ impl<F: FolioSpace> MemMap<F> {
     /// If the source has no naturally aligned run of `1 << order` frames in
     /// this map, or `order` is too large.
     pub fn alloc(&self, order: u32) -> Result<FolioRef<'_, F, Get>, AllocError> {
+        self.adopt_frames(order, |source| source.alloc(order))
+    }
+    /// The same at no more than `effort`.
+    ///
+    /// # Errors
+    ///
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_by(&self, order: u32, effort: Effort) -> Result<FolioRef<'_, F, Get>, AllocError> {
+        self.adopt_frames(order, |source| source.alloc_by(order, effort))
+    }
+    fn adopt_frames(
+        &self,
+        order: u32,
+        take: impl FnOnce(&F::Source) -> Result<Pfn, AllocError>,
+    ) -> Result<FolioRef<'_, F, Get>, AllocError> {
         if order as usize >= MAX_ORDERS {
             return Err(AllocError);
         }
-        let head = self.source.alloc(order)?;
+        let head = take(&self.source)?;
         let last = head.add((1 << order) - 1);
         if !self.contains(head) || !self.contains(last) || !head.is_aligned(order) {
             // Not ours: give it back rather than index out of the map.

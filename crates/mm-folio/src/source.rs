@@ -8,6 +8,17 @@ use mm_arch::Pfn;
 #[error("out of memory")]
 pub struct AllocError;
 
+/// How much an allocation may cost that can be done without (rule ANON-09).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Effort {
+    /// Only what is free.
+    Free,
+    /// What is free; and if there is none, somebody makes room for the next one.
+    Background,
+    /// Room is made at once.
+    Direct,
+}
+
 /// Where bare frames come from.
 pub trait FolioSource: Sync {
     /// A naturally aligned run of `1 << order` frames, of any content.
@@ -19,6 +30,16 @@ pub trait FolioSource: Sync {
     ///
     /// If there is none. Any call may fail.
     fn alloc(&self, order: u32) -> Result<Pfn, AllocError>;
+    /// The same at no more than `effort`: for large runs in whose place smaller ones do. A
+    /// source that makes no room has no use for the difference.
+    ///
+    /// # Errors
+    ///
+    /// As [`alloc`](Self::alloc).
+    fn alloc_by(&self, order: u32, effort: Effort) -> Result<Pfn, AllocError> {
+        let _ = effort;
+        self.alloc(order)
+    }
     /// Takes a run back. Called by whoever drops the last reference, possibly
     /// under table locks: it must not sleep or take them.
     fn free(&self, head: Pfn, order: u32);

@@ -20,6 +20,8 @@ pub enum Advice {
     NoHugePage,
     /// The content is not needed any more: the next access finds zeros.
     DontNeed,
+    /// The same, of locked memory as well, which stays locked (rule MADV-08).
+    DontNeedLocked,
     /// A child does not inherit the mapping.
     DontFork,
     /// It does.
@@ -65,7 +67,7 @@ pub fn madvise<P: RmapPlatform>(
     };
     if let Some(range) = done {
         match advice {
-            Advice::DontNeed => discard(policy, vmas, range),
+            Advice::DontNeed | Advice::DontNeedLocked => discard(policy, vmas, range),
             Advice::GuardInstall => guard::install(policy, vmas, range)?,
             Advice::GuardRemove => guard::remove(vmas, range),
             _ => set_flags(vmas, range, |vma| advised(vma.flags(), advice))?,
@@ -97,6 +99,7 @@ fn applies(vma: &Vma, advice: Advice) -> bool {
         | Advice::Mergeable
         | Advice::Unmergeable => true,
         Advice::DontNeed => !flags.intersects(VmaFlags::LOCKED | VmaFlags::PFNMAP),
+        Advice::DontNeedLocked => !flags.contains(VmaFlags::PFNMAP),
         Advice::DoFork => !flags.intersects(special),
         Advice::WipeOnFork => vma.is_anonymous() && !flags.contains(VmaFlags::SHARED),
         Advice::KeepOnFork => !flags.contains(VmaFlags::DROPPABLE),
@@ -123,7 +126,9 @@ fn advised(flags: VmaFlags, advice: Advice) -> VmaFlags {
         Advice::HugePage if flags.contains(F::SHADOW_STACK) => flags,
         Advice::HugePage => (flags - F::NOHUGEPAGE) | F::HUGEPAGE,
         Advice::NoHugePage => (flags - F::HUGEPAGE) | F::NOHUGEPAGE,
-        Advice::DontNeed | Advice::GuardInstall | Advice::GuardRemove => flags,
+        Advice::DontNeed | Advice::DontNeedLocked | Advice::GuardInstall | Advice::GuardRemove => {
+            flags
+        }
         // Of mappings whose pages are others' as well quietly nothing.
         Advice::Mergeable if flags.intersects(NEVER_MERGED) => flags,
         Advice::Mergeable => flags | F::MERGEABLE,

@@ -31,6 +31,9 @@ pub enum MapError {
     /// The mapping may never be written to, which the call needs.
     #[error("the mapping at {0} can never be written to")]
     Denied(VirtAddr),
+    /// The object behind the mapping has no holes.
+    #[error("the object mapped at {0} has no holes")]
+    NoHoles(VirtAddr),
     /// No mapping there that is registered for what is asked.
     #[error("no mapping at {0} is registered for this")]
     NotRegistered(VirtAddr),
@@ -49,6 +52,7 @@ impl MapError {
             MapError::BadAddress(_) => "EFAULT",
             MapError::Access(_) => "EACCES",
             MapError::Denied(_) => "EPERM",
+            MapError::NoHoles(_) => "EOPNOTSUPP",
             MapError::NotRegistered(_) => "ENOENT",
         }
     }

@@ -31,6 +31,7 @@
 //! | [`munmap`], [`zap_range`], [`exit`] | nothing | a flush before any reference is dropped |
 //! | [`mprotect`] | write, soft-dirty, exclusive marks | a flush if the format needs one |
 //! | [`uffd_wp`] | write, soft-dirty, exclusive marks | a flush if the format needs one |
+//! | [`mark_hints`] | write, soft-dirty | a flush if the format needs one |
 //! | [`mremap_move`] | write | a flush of the old place under both table locks |
 //! | [`unmap_object`], [`evict_range`] | nothing | a flush before any reference is dropped |
 //!
@@ -94,6 +95,8 @@ mod error;
 mod exit;
 mod fork;
 mod guard;
+mod hints;
+mod holes;
 mod ksm;
 mod mlock;
 mod mmap;
@@ -116,6 +119,8 @@ pub use entry::{FolioGather, Unmapped};
 pub use error::{ForkError, MapError};
 pub use exit::exit;
 pub use fork::fork;
+pub use hints::mark_hints;
+pub use holes::madvise_remove;
 pub use ksm::{Ksm, KsmPass, next_merged};
 pub use mlock::{LockWhen, mlock, munlock};
 pub use mmap::{mmap_anon, mmap_backing, munmap};

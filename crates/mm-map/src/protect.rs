@@ -1,4 +1,4 @@
-//! Changing entries in place: rights, and write protection for userfaultfd.
+//! Changing entries in place: rights, write protection for userfaultfd, hints.
 //!
 //! A run is taken, changed as a value, and written back: between take and
 //! write-back hardware sees an empty entry and faults, so no accessed or dirty
@@ -10,19 +10,19 @@
 //! pages of both kinds (BATCH-15).
 
 use crate::MapError;
-use crate::entry::{E, counted_folio, splits, within};
+use crate::entry::{E, counted_folio, pmd_pages, splits, within};
 use crate::mmap::accountable;
 use crate::policy::{MapPolicy, Strategy, by_policy};
 use crate::vmas::{check_range, give_flags, merge, split_around};
 use mm_arch::respect::{SOFT_DIRTY, WRITE};
 use mm_arch::{
-    Arch, DeviceKind, Entry, Flush, FlushScope, Level, Markers, MigrationKind, NonPresent, Rights,
-    SwapBits, VirtRange,
+    Arch, DeviceKind, Entry, Flush, FlushScope, Level, Markers, MigrationKind, NonPresent,
+    Protection, Rights, SwapBits, VirtRange,
 };
-use mm_folio::Folio;
+use mm_folio::{Folio, FolioFlags};
 use mm_pgtable::{LockedEntry, LockedPmd, LockedTable, SpanKind, TableSpace, TablesStay};
 use mm_rmap::{RmapPlatform, split_locked_pmd};
-use mm_vma::{Mm, MmWrite, Vma, VmaFlags, can_change_writable};
+use mm_vma::{Event, Mm, MmWrite, Observer, Vma, VmaFlags, can_change_writable};
 
 /// Gives the mappings in `range` other rights (rules MPROT-01..05, MPROT-09).
 ///
@@ -108,6 +108,8 @@ pub(crate) enum Change {
     Unprotect,
     /// The next store faults and is remembered (rule PTE-14); rights stay.
     Track,
+    /// The next access faults and tells who uses the page (rule MPROT-06).
+    Hint,
 }
 
 impl Change {
@@ -116,10 +118,14 @@ impl Change {
         let new = old.modify(prot, level);
         match self {
             Change::Track => old.wrprotect().clear_soft_dirty(),
-            Change::Rights => new,
+            Change::Rights | Change::Hint => new,
             Change::Protect => new.mkuffd_wp(),
             Change::Unprotect => new.clear_uffd_wp(),
         }
+    }
+    /// The rights that entries get by it.
+    fn prot<A: Arch>(self, vma: &Vma) -> <A::Entry as Entry>::Prot {
+        A::prot(if self == Change::Hint { Protection::none() } else { vma.protection() })
     }
     /// Whether entries may become writable by it.
     fn upgrades(self, vma: &Vma) -> bool {
@@ -231,8 +237,11 @@ fn change_present<B: Strategy, P: RmapPlatform>(
     change: Change,
     owed: &mut Flush<'_, <P as TableSpace>::Tlb>,
 ) -> usize {
-    let prot = P::Arch::prot(vma.protection());
+    let prot = change.prot::<P::Arch>(vma);
     let folio = counted_folio(mm, e, Level::Pte);
+    if change == Change::Hint && (folio.is_none() || e.is_protnone(Level::Pte)) {
+        return 1;
+    }
     // A shared mapping goes by dirty, which is merged over the run: one decision
     // (rule MPROT-03). A private one asks for marks, which only its own pages have.
     let upgrade = change.upgrades(vma) && folio.is_some();
@@ -250,8 +259,8 @@ fn change_present<B: Strategy, P: RmapPlatform>(
             // looked at before it is taken.
             let alike = if by_marks {
                 let alike;
-                (exclusive, alike) = alike_exclusive(folio, first, limit.get());
-                alike
+                (exclusive, alike) = folio.alike_exclusive(first, limit.get());
+                if mm_sync::mutant!("map.protect.head_decides") { limit.get() } else { alike }
             } else {
                 limit.get()
             };
@@ -263,6 +272,12 @@ fn change_present<B: Strategy, P: RmapPlatform>(
         }
         None => table.single(i),
     };
+    if change == Change::Hint {
+        if !folio.is_some_and(|folio| takes_hints(vma, folio)) {
+            return run.nr();
+        }
+        mm.platform().observer().event(Event::HintsMarked, run.nr() as u64);
+    }
     // What a device may store to at any time stays writable.
     let pinned = |folio: &Folio<'_, P>| folio.maybe_dma_pinned();
     if change == Change::Track && e.is_writable(Level::Pte) && folio.as_ref().is_some_and(pinned) {
@@ -287,25 +302,23 @@ fn change_present<B: Strategy, P: RmapPlatform>(
     run.nr()
 }
 
-/// Whether page `first` is exclusive, and how many of the `n` pages from it on
-/// are like it.
-fn alike_exclusive<P: RmapPlatform>(folio: Folio<'_, P>, first: u32, n: usize) -> (bool, usize) {
-    let map = folio.memmap();
-    let exclusive = map.exclusive_prefix(folio.page(first), n);
-    if mm_sync::mutant!("map.protect.head_decides") {
-        return (exclusive > 0, n);
-    }
-    if exclusive > 0 {
-        return (true, exclusive);
-    }
-    let shared = (0..n as u32).take_while(|k| !map.page_exclusive(folio.page(first + k))).count();
-    (false, shared)
+/// Whether it is worth knowing who uses a folio that `vma` maps: whether it could move there
+/// (rule MPROT-06).
+fn takes_hints<P: RmapPlatform>(vma: &Vma, folio: Folio<'_, P>) -> bool {
+    // A dirty page of a file waits for its device first.
+    let waits =
+        !folio.is_anon() && folio.has(FolioFlags::DIRTY) && !folio.has(FolioFlags::SWAPBACKED);
+    let others = folio.maybe_dma_pinned() || folio.maybe_mapped_shared();
+    !folio.flags().intersects(FolioFlags::KSM | FolioFlags::DEVICE_PRIVATE)
+        && !waits
+        && !(vma.is_cow() && others)
 }
 
 /// A non-present entry after the change, if it is another one (rules MPROT-05,
 /// UFFD-05). Poison and guards stay.
 fn changed_nonpresent<P: RmapPlatform>(e: E<P>, level: Level, change: Change) -> Option<E<P>> {
     match e.nonpresent(level)? {
+        _ if change == Change::Hint => return None,
         NonPresent::Marker(m) if change == Change::Unprotect && m.contains(Markers::UFFD_WP) => {
             let kept = m - Markers::UFFD_WP;
             return if kept.is_empty() {
@@ -323,7 +336,7 @@ fn changed_nonpresent<P: RmapPlatform>(e: E<P>, level: Level, change: Change) ->
     };
     let mut bits = new.swap_bits();
     match change {
-        Change::Rights => {}
+        Change::Rights | Change::Hint => {}
         Change::Protect => bits.uffd_wp = true,
         Change::Unprotect => bits.uffd_wp = false,
         Change::Track => bits.soft_dirty = false,
@@ -363,12 +376,20 @@ fn change_pmd<P: RmapPlatform>(
         }
         return;
     }
+    if change == Change::Hint {
+        let folio = counted_folio(mm, e, Level::Pmd);
+        if e.is_protnone(Level::Pmd) || !folio.is_some_and(|folio| takes_hints(vma, folio)) {
+            return;
+        }
+        mm.platform().observer().event(Event::HintsMarked, pmd_pages::<P>());
+    }
     // In place: never empty, or a discard that looks without the lock would
     // pass by. What hardware added comes back with the exchange. The flush that
     // is owed is that of the whole change.
     let mut scratch = mm.tables().tlb().obligation();
-    let old = pmd.swap(e.mkinvalid(Level::Pmd), &mut scratch);
-    let mut new = change.of(old, P::Arch::prot(vma.protection()), Level::Pmd);
+    let empty = mm_sync::mutant!("map.protect.hole");
+    let old = pmd.swap(if empty { E::<P>::NONE } else { e.mkinvalid(Level::Pmd) }, &mut scratch);
+    let mut new = change.of(old, change.prot::<P::Arch>(vma), Level::Pmd);
     if change.upgrades(vma)
         && let Some(folio) = counted_folio(mm, old, Level::Pmd)
     {

@@ -207,7 +207,7 @@ fn zap_present<'m, B: Strategy, L: Liveness, P: RmapPlatform>(
         if dirty {
             folio.set_flag(FolioFlags::DIRTY);
         }
-        if dirty && L::LIVE {
+        if dirty && L::LIVE && !mm_sync::mutant!("map.zap.not_delayed") {
             to.delayed.push(owned(mm, folio, first, n), first, to.gather);
             return run.nr();
         }

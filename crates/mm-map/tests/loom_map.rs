@@ -10,7 +10,9 @@
 use mm_arch::model::ModelWord;
 use mm_arch::{AccessKind, Arch, Entry, Level, Pfn, Rights, VirtAddr, VirtRange, WriteKind};
 use mm_folio::{Exclusivity, FolioRun, Get};
-use mm_map::{MapPolicy, OldPlace, exit, fork, mmap_anon, mprotect, mremap_move, zap_range};
+use mm_map::{
+    MapPolicy, OldPlace, exit, fork, mark_hints, mmap_anon, mprotect, mremap_move, zap_range,
+};
 use mm_pgtable::{Gather, LockedEntry, TableMemory, TableSpace, TablesStay};
 use mm_rmap::RmapPlatform;
 use mm_rmap::model::{ModelConfig, ModelPlatform, machine};
@@ -320,4 +322,34 @@ fn move_and_unmap() {
 #[test]
 fn move_vs_unmap_at_the_new_place() {
     race("move vs unmap", move_and_unmap, &["map.move.flush_late"]);
+}
+
+// A discard looks for leaves without a lock: one that is empty while it becomes a hint
+// would be passed by, and the page survive.
+
+fn hint_and_discard() {
+    let (p, mm) = space();
+    map(&p, &mm, A::order(Level::Pmd), Level::Pmd);
+    let marker = {
+        let mm = Arc::clone(&mm);
+        spawn(move || mark_hints(&POLICY, &mm.read(), pages(0, 4)).expect("user space"))
+    };
+    {
+        let vmas = mm.read();
+        let vma = vmas.find(page(0)).expect("mapped");
+        let mut gather = Gather::new(mm.tables());
+        zap_range(&POLICY, &mm, vmas.stay(), vma, pages(0, 4), &mut gather);
+        gather.finish();
+    }
+    marker.join().expect("marked");
+    assert!(entry(&mm, 0).is_none(), "the page survives");
+    assert_eq!(mm.counters().get(RssKind::Anon), 0);
+    exit(&POLICY, &mm);
+    assert_eq!(p.folios_in_use(), 0);
+}
+
+/// Rules: F-RACE-36, MPROT-07.
+#[test]
+fn hint_of_a_leaf_vs_discard() {
+    race("hint of a leaf vs discard", hint_and_discard, &["map.protect.hole"]);
 }

@@ -11,8 +11,9 @@ use mm_arch::model::ModelWord;
 use mm_arch::{Arch, Entry, Level, VirtAddr, VirtRange};
 use mm_fault::{FaultFlags, FaultPolicy, ThpPolicy, handle_fault};
 use mm_folio::{FileId, FolioFlags};
-use mm_map::{MapPolicy, Pages, evict_range, exit, mmap_backing, unmap_object};
-use mm_pgtable::{LockedEntry, TablesStay};
+use mm_map::{MapPolicy, Pages, evict_range, exit, mmap_backing, unmap_object, zap_range};
+use mm_pgtable::{Gather, LockedEntry, TablesStay};
+use mm_rmap::mkclean;
 use mm_rmap::model::{ModelConfig, ModelObject, ModelPlatform, machine};
 use mm_sync::model::{Bounds, caught, holds_with};
 use mm_sync::thread::spawn;
@@ -145,5 +146,43 @@ fn announced_store_vs_zap() {
             drop(object);
         },
         &["fault.shared.no_recheck"],
+    );
+}
+
+/// Z: takes a dirty entry, removes the mapping. C: cleans the page, so that it can be
+/// written out. Until a flush a CPU stores by what it has cached: C finds the mapping, or
+/// finds it flushed.
+/// Rules: ZAP-04, F-RACE-22b, RMAP-33.
+#[test]
+fn zap_of_a_dirty_page_vs_cleaning() {
+    race(
+        "zap_of_a_dirty_page_vs_cleaning",
+        || {
+            let (p, object, mm) = setup(true);
+            fault(&mm.0, FaultFlags::WRITE);
+            let head = entry(&mm.0).pfn(Level::Pte);
+            assert!(entry(&mm.0).is_dirty());
+            let before = p.tlb().flushes.get();
+            let z = {
+                let mm = mm.0.clone();
+                spawn(move || {
+                    let vmas = mm.read();
+                    let vma = vmas.find(page(0)).expect("mapped");
+                    let mut gather = Gather::new(mm.tables());
+                    zap_range(&MAP, &mm, vmas.stay(), vma, vma.range(), &mut gather);
+                    gather.finish();
+                })
+            };
+            {
+                let locked = p.memmap().folio(head).lock();
+                mkclean(&p, &locked);
+                assert!(p.tlb().flushes.get() > before, "a late store is lost");
+            }
+            z.join().expect("thread");
+            exit(&MAP, &mm.0);
+            drop(object);
+            assert_eq!(p.folios_in_use(), 0);
+        },
+        &["map.zap.not_delayed"],
     );
 }

@@ -12,8 +12,8 @@ use mm_arch::respect::{SOFT_DIRTY, WRITE};
 use mm_arch::{AccessKind, Arch, Entry, FlushScope, Level, Pfn, VirtAddr, VirtRange, WriteKind};
 use mm_fault::{FaultFlags, FaultPolicy, ThpPolicy, handle_fault};
 use mm_folio::{Exclusivity, FileId, FolioFlags, FolioLockGuard, FolioRef, FrameBytes, Get};
-use mm_map::{MapPolicy, exit, mmap_anon, mmap_backing};
-use mm_pgtable::{LockedEntry, Step, TableMemory, TableSpace, TablesStay};
+use mm_map::{MapPolicy, exit, mmap_anon, mmap_backing, zap_range};
+use mm_pgtable::{Gather, LockedEntry, Step, TableMemory, TableSpace, TablesStay};
 use mm_reclaim::model::{know, machine};
 use mm_reclaim::{
     FlushBatch, ReclaimOf, Shrink, Shrunk, UnmapFlags, UnmapPolicy, Unmapped, shrink_folios,
@@ -330,6 +330,41 @@ fn deferred_flush_of_a_run_vs_protect() {
     race(
         "deferred flush of a run vs protect",
         || deferred_flush(UnmapPolicy::All, 1),
+        &["pgtable.deferred.no_check", "pgtable.deferred.not_raised"],
+    );
+}
+
+/// R: takes the entry, puts the flush off. Z: zaps the same range, and whoever asked for
+/// it relies on the pages being out of reach.
+/// Rules: F-RACE-13, ZAP-01, TLBB-07.
+#[test]
+fn deferred_flush_vs_zap() {
+    let model = || {
+        let (p, object, mm, head) = of_a_file(0, true);
+        let z = {
+            let (p, mm) = (p.clone(), mm.0.clone());
+            spawn(move || {
+                let vmas = mm.read();
+                let vma = vmas.find(page(0)).expect("mapped");
+                let mut gather = Gather::new(mm.tables());
+                zap_range(&MAP, &mm, vmas.stay(), vma, vma.range(), &mut gather);
+                gather.finish();
+                assert!(p.tlb().flushes.get() > 0, "a CPU still reaches the page");
+            })
+        };
+        let (own, locked) = isolated(&p, head);
+        let mut flushes = FlushBatch::new(&p);
+        try_to_unmap(UnmapPolicy::Page, &locked, PUT_OFF, &mut flushes);
+        z.join().expect("thread");
+        drop(flushes);
+        drop(locked);
+        drop(own);
+        exit(&MAP, &mm);
+        drop(object);
+    };
+    race(
+        "deferred flush vs zap",
+        model,
         &["pgtable.deferred.no_check", "pgtable.deferred.not_raised"],
     );
 }

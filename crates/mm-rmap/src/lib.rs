@@ -153,6 +153,7 @@ pub use vmas::{
 };
 pub use walk::{Visit, Visitor, WalkEnd};
 
+use mm_folio::Folio;
 use mm_vma::Platform;
 
 /// A kernel that keeps trees: one set for all address spaces.
@@ -161,4 +162,11 @@ pub trait RmapPlatform: Platform {
     fn anon_trees(&self) -> &AnonTrees<Self>;
     /// The trees of files and shared memory.
     fn file_trees(&self) -> &FileTrees<Self>;
+    /// Whether `folio` should move to memory nearer to the CPU that is running, which has
+    /// just used it and will get the memory (rule NUMA-01). Where memory belongs is the
+    /// kernel's business: without an opinion, everything lies well.
+    fn is_misplaced(&self, folio: Folio<'_, Self>) -> bool {
+        let _ = folio;
+        false
+    }
 }

@@ -8,7 +8,8 @@ use core::any::Any;
 use core::num::NonZeroU32;
 use core::ops::ControlFlow;
 use mm_arch::{Arch, Pfn, respect};
-use mm_folio::{AllocError, FolioLockGuard, FolioRun, Get};
+use mm_folio::{AllocError, Folio, FolioLockGuard, FolioRun, Get};
+use mm_sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub use mm_vma::model::{
     EventCounts, FIRST_FRAME, FailureInjector, ModelConfig, ModelFrames, ModelLists, ModelObject,
     ModelPlatform, ModelTables,
@@ -19,6 +20,8 @@ use mm_vma::{Platform, SwapSpace, write_folio};
 struct Trees<A: Arch> {
     anon: AnonTrees<ModelPlatform<A>>,
     files: FileTrees<ModelPlatform<A>>,
+    /// Head of the folio that lies badly, or 0.
+    misplaced: AtomicU64,
     /// What a crate above keeps in the machine.
     above: Box<dyn Any + Send + Sync>,
 }
@@ -30,6 +33,14 @@ impl<A: Arch> RmapPlatform for ModelPlatform<A> {
     fn file_trees(&self) -> &FileTrees<Self> {
         &self.extension::<Trees<A>>().files
     }
+    fn is_misplaced(&self, folio: Folio<'_, Self>) -> bool {
+        self.extension::<Trees<A>>().misplaced.load(Relaxed) == folio.head().get()
+    }
+}
+
+/// The folio at `head` lies badly from now on, or none does.
+pub fn set_misplaced<A: Arch>(m: &ModelPlatform<A>, head: Option<Pfn>) {
+    m.extension::<Trees<A>>().misplaced.store(head.map_or(0, Pfn::get), Relaxed);
 }
 
 /// How far [`unmap_to_swap`] goes at a time.
@@ -111,6 +122,7 @@ pub fn above<A: Arch, T: 'static>(p: &ModelPlatform<A>) -> &T {
 /// If it is too small for its zero folios.
 pub fn machine<A: Arch>(config: ModelConfig) -> Result<ModelPlatform<A>, AllocError> {
     let (anon, files, above) = (AnonTrees::new(), FileTrees::new(), config.extension);
-    let trees = Trees::<A> { anon, files, above };
+    let misplaced = AtomicU64::new(0);
+    let trees = Trees::<A> { anon, files, misplaced, above };
     ModelPlatform::new(ModelConfig { extension: Box::new(trees), ..config })
 }

@@ -65,6 +65,10 @@ pub struct EventCounts {
     pub zero_pages_swapped_in: Counter,
     pub zero_pages_swapped_out: Counter,
     pub collapse_alloc: [Counter; MAX_ORDERS],
+    pub hints_marked: Counter,
+    pub hint_faults: Counter,
+    pub hints_restored: Counter,
+    pub hints_moved: Counter,
 }
 
 impl Observer for EventCounts {
@@ -110,6 +114,10 @@ impl Observer for EventCounts {
             Event::ZeroPagesSwappedIn => self.zero_pages_swapped_in.add(nr),
             Event::ZeroPagesSwappedOut => self.zero_pages_swapped_out.add(nr),
             Event::CollapseAlloc => by_order(&self.collapse_alloc),
+            Event::HintsMarked => self.hints_marked.add(nr),
+            Event::HintFaults => self.hint_faults.add(nr),
+            Event::HintsRestored => self.hints_restored.add(nr),
+            Event::HintsMoved => self.hints_moved.add(nr),
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::Ram;
 use crate::ram::POISON;
 use buddy_system_allocator::FrameAllocator;
 use mm_arch::Pfn;
-use mm_folio::{AllocError, FolioFlags, FolioSource, FrameBytes, MAX_ORDERS};
+use mm_folio::{AllocError, Effort, FolioFlags, FolioSource, FrameBytes, MAX_ORDERS};
 use mm_reclaim::Lru;
 use mm_sync::{DefaultLock, Mutex};
 use std::sync::Arc;
@@ -48,6 +48,7 @@ pub struct Frames {
     nr_asked: AtomicU64,
     nr_free: AtomicU64,
     poison: AtomicBool,
+    fragmented: AtomicBool,
 }
 
 struct Buddy(FrameAllocator<MAX_ORDERS>);
@@ -71,6 +72,7 @@ impl Frames {
             nr_asked: AtomicU64::new(0),
             nr_free: AtomicU64::new(nr as u64),
             poison: AtomicBool::new(poison),
+            fragmented: AtomicBool::new(false),
             ram,
         }
     }
@@ -94,6 +96,11 @@ impl Frames {
     /// Whether an injected failure has happened, or none was asked for.
     pub fn failure_is_spent(&self) -> bool {
         self.fail_after.load(Relaxed) == u64::MAX
+    }
+    /// Makes large folios something that room has to be made for: who asks for free memory
+    /// gets single pages.
+    pub fn fragmented(&self, yes: bool) {
+        self.fragmented.store(yes, Relaxed);
     }
     /// Fills frames with [`POISON`] when they are given back.
     pub fn poison_freed(&self, yes: bool) {
@@ -213,6 +220,12 @@ impl FrameSource {
 impl FolioSource for FrameSource {
     fn alloc(&self, order: u32) -> Result<Pfn, AllocError> {
         self.frames.take(order, FOLIO)
+    }
+    fn alloc_by(&self, order: u32, effort: Effort) -> Result<Pfn, AllocError> {
+        if order > 0 && effort < Effort::Direct && self.frames.fragmented.load(Relaxed) {
+            return Err(AllocError);
+        }
+        self.alloc(order)
     }
     fn free(&self, head: Pfn, order: u32) {
         self.frames.give(head, order);

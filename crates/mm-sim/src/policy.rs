@@ -65,7 +65,10 @@ impl Preset {
             unmap,
             map: MapPolicy { batching, suspend },
             gup,
-            fault: FaultPolicy::new(ThpPolicy::new(PMD_ORDER)).with_reuse(reuse),
+            fault: FaultPolicy {
+                hints: suspend,
+                ..FaultPolicy::new(ThpPolicy::new(PMD_ORDER)).with_reuse(reuse)
+            },
         }
     }
     /// Whether a write fault after a fork makes the whole folio writable again.

@@ -126,6 +126,13 @@ pub trait Backing: Send + Sync + Debug {
     fn split(&self, own: FolioRun) -> (FolioRun, bool) {
         (own, false)
     }
+    /// Makes the `nr` pages from `first` on a hole, which reads as zeros: they leave the object
+    /// and every mapping of it, but for private copies. `false` if it has no holes. Called
+    /// without locks.
+    fn punch(&self, first: u64, nr: u64) -> bool {
+        let _ = (first, nr);
+        false
+    }
     /// Takes the folio that has page `index` out of the cache, if it is clean, can be read
     /// again, and nobody holds it but the cache and, once, the caller. Whether it did.
     ///

@@ -84,6 +84,14 @@ pub enum Event {
     LazyFreed,
     /// Folios that pages were collapsed into; the number is the order.
     CollapseAlloc,
+    /// Entries made inaccessible to see who uses their pages; a leaf counts as its pages.
+    HintsMarked,
+    /// Accesses that met one of these.
+    HintFaults,
+    /// Entries made accessible again by such an access, in one step each; a leaf is one.
+    HintsRestored,
+    /// Pages moved nearer to such an access.
+    HintsMoved,
 }
 
 /// Hears of events. `()` hears nothing and costs nothing.

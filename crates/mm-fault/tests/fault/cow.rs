@@ -3,7 +3,7 @@
 use crate::common::*;
 use core::num::NonZeroU32;
 use mm_arch::{Arch, Entry, Level, Markers, MigrationKind, NonPresent, Protection, SwapBits};
-use mm_fault::{FaultFlags, FaultOutcome, FaultSignal, OrderMode, ThpMode, ThpPolicy};
+use mm_fault::{FaultFlags, FaultOutcome, FaultPolicy, FaultSignal, OrderMode, ThpMode, ThpPolicy};
 use mm_folio::{FileId, Folio, FolioFlags, Get, Pin};
 use mm_pgtable::TableSpace;
 use mm_vma::{Mm, Platform, RssKind, Vma, VmaFlags};
@@ -13,7 +13,7 @@ const WRITE: FaultFlags = FaultFlags::WRITE;
 const UNSHARE: FaultFlags = FaultFlags::UNSHARE;
 
 /// A process with a written folio of `1 << order` pages at page 0.
-fn filled<A: Arch>(m: &M<A>, order: u32) -> Process<A> {
+pub fn filled<A: Arch>(m: &M<A>, order: u32) -> Process<A> {
     let pmd = A::order(Level::Pmd);
     let thp = ThpPolicy::new(pmd).with_order(order, OrderMode::Always);
     let p = Process::new(m).with_policy(thp);
@@ -516,6 +516,81 @@ on_models! {
         assert_clean(&m);
     }
 
+    /// Rules: FAULT-02.
+    fn each_state_of_a_pmd_entry<A>() {
+        let none = A::prot(Protection::none());
+        let m = new_machine::<A>();
+        let (p, n) = filled_pmd::<A>(&m);
+        let huge = p.policy;
+        let now = || p.entry(3);
+        // Old, for a read: young. Then nothing is wrong with it: a store flushes.
+        swap_pmd(&p.mm, |e| e.mkold());
+        assert_eq!(p.fault(3, FaultFlags::empty()), DONE);
+        assert!(now().0.is_young() && now().1 == Level::Pmd);
+        let flushes = m.tlb().flushes.get();
+        assert_eq!(p.fault(3, WRITE), DONE);
+        assert_eq!(m.tlb().flushes.get(), flushes + 1);
+        // Read-only and exclusive: unshared as it is, writable for a store.
+        swap_pmd(&p.mm, |e| e.wrprotect());
+        assert_eq!(p.fault(3, UNSHARE), DONE);
+        assert!(!now().0.is_writable(Level::Pmd));
+        assert_eq!(p.fault(3, WRITE), DONE);
+        assert!(now().0.is_writable(Level::Pmd) && now().1 == Level::Pmd);
+        // Inaccessible.
+        swap_pmd(&p.mm, |e| e.modify(none, Level::Pmd));
+        assert_eq!(p.fault(3, FaultFlags::empty()), DONE);
+        assert!(!now().0.is_protnone(Level::Pmd));
+        // On its way, or with a device: not touched.
+        let kept = now().0;
+        let pfn = kept.pfn(Level::Pmd);
+        let kind = MigrationKind::Write;
+        let moving = NonPresent::Migration { kind, pfn, young: false, dirty: false };
+        let away = NonPresent::Device { kind: mm_arch::DeviceKind::PrivateWrite, pfn };
+        let bus = FaultOutcome::Signal(FaultSignal::Bus { va: va(3) });
+        for (what, expected) in [(moving, DONE), (away, bus)] {
+            let Ok(e) = E::<A>::from_nonpresent(what, SwapBits::default()) else { continue };
+            if e.nonpresent(Level::Pmd) != Some(what) {
+                continue;
+            }
+            swap_pmd(&p.mm, |_| e);
+            for flags in [FaultFlags::empty(), WRITE] {
+                assert_eq!((p.fault(3, flags), now()), (expected, (e, Level::Pmd)));
+            }
+            swap_pmd(&p.mm, |_| kept);
+        }
+        // Empty: a leaf, or an entry where the policy has no leaf.
+        assert!(p.discard_pmd(0));
+        let small = FaultPolicy { thp: ThpPolicy::new(A::order(Level::Pmd)), ..huge };
+        assert_eq!(p.fault_under(&small, 3, WRITE), DONE);
+        assert_eq!((now().1, p.rss()), (Level::Pte, 1));
+        assert_eq!(p.fault_under(&huge, n + 3, WRITE), DONE);
+        assert_eq!((p.entry(n + 3).1, p.rss()), (Level::Pmd, 1 + n));
+        p.check();
+        p.exit();
+        assert_clean(&m);
+    }
+
+    /// Rules: RMAP-09, REUSE-01, REUSE-10.
+    fn a_reused_folio_moves_to_the_tree_of_its_mapping_if_it_is_small<A>() {
+        for order in [0, 3] {
+            let m = new_machine::<A>();
+            let p = filled::<A>(&m, order);
+            let c = p.fork();
+            p.exit();
+            let tree = c.folio(0).anon().expect("anonymous");
+            let own = c.mm.read().find(va(0)).and_then(|v| v.anon()).expect("forked");
+            assert_ne!(tree.0, own);
+            let folio = c.folio(0);
+            c.write(0, 1);
+            assert_eq!(c.folio(0), folio, "reused");
+            let expected = if order == 0 { own } else { tree.0 };
+            assert_eq!(folio.anon(), Some((expected, tree.1)));
+            c.check();
+            c.exit();
+            assert_clean(&m);
+        }
+    }
+
     /// Rules: NUMA-01: a leaf that was made inaccessible as a hint.
     fn a_hinted_pmd_leaf_gets_its_rights_back<A>() {
         let m = new_machine::<A>();
@@ -532,7 +607,7 @@ on_models! {
 }
 
 /// A process with a written PMD leaf at page 0; page `k` holds `k`.
-fn filled_pmd<A: Arch>(m: &M<A>) -> (Process<A>, u64) {
+pub fn filled_pmd<A: Arch>(m: &M<A>) -> (Process<A>, u64) {
     let order = A::order(Level::Pmd);
     let p = Process::new(m).with_policy(ThpPolicy::new(order).with_global(ThpMode::Always));
     p.map(pages(0, 2 << order), RW);

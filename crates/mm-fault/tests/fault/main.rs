@@ -9,6 +9,7 @@ mod common;
 mod anon;
 mod cow;
 mod folio_lock;
+mod hints;
 mod reuse;
 mod scripts;
 mod swap_in;

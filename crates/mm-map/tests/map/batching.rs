@@ -9,11 +9,11 @@ use mm_arch::model::{ModelCont, ModelPair, ModelWord};
 use mm_arch::{Arch, Entry, Level, Markers, NonPresent, Rights, SwapSlot};
 use mm_folio::Pin;
 use mm_map::{
-    Advice, MapPolicy, OldPlace, UffdMode, WpChange, fork, madvise, mprotect, mremap_move, munmap,
-    uffd_register, uffd_unregister, uffd_wp,
+    Advice, MapPolicy, OldPlace, UffdMode, WpChange, fork, madvise, mark_hints, mprotect,
+    mremap_move, munmap, uffd_register, uffd_unregister, uffd_wp,
 };
 use mm_rmap::model::{UnmapBy, swap_out};
-use mm_vma::{Platform, RssKind, SwapSpace, VmaFlags};
+use mm_vma::{Event, Platform, RssKind, SwapSpace, VmaFlags};
 use mm_x86::X86_64;
 use proptest::prelude::*;
 
@@ -356,6 +356,18 @@ fn wrong_protection<A: Arch>(
         Some((page, wrong))
     })
 }
+fn hints<A: Arch>(t: &Table, first: u64, n: u64) -> Result<(), TestCaseError> {
+    let r = both::<A>(t, |policy, p| {
+        mark_hints(policy, &p.read(), pages::<A>(first, n)).expect("user space");
+        mark_hints(policy, &p.read(), pages::<A>(first / 2, n / 3 + 1)).expect("user space");
+        None
+    });
+    let same = same(&r, 0, true, History::Merged);
+    let told = [&r[0].m, &r[1].m].map(|m| m.events().get(Event::HintsMarked));
+    r.into_iter().for_each(Result_::end);
+    prop_assert_eq!(told[0], told[1]);
+    same
+}
 fn moves<A: Arch>(t: &Table, first: u64, n: u64, to: u64) -> Result<(), TestCaseError> {
     let r = both::<A>(t, |policy, p| {
         let to = va::<A>(256 + to);
@@ -404,6 +416,11 @@ proptest! {
     #[test]
     fn write_protected(t in table(), (first, n) in part(), mark in any::<bool>()) {
         on_formats!(uffd_protects(&t, first, n, mark));
+    }
+    /// Rules: BATCH-15, BATCH-18, MPROT-06.
+    #[test]
+    fn hinted(t in table(), (first, n) in part()) {
+        on_formats!(hints(&t, first, n));
     }
     /// Rules: BATCH-12, BATCH-18, MREMAP-01, MREMAP-03.
     #[test]

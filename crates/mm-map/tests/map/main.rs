@@ -10,6 +10,7 @@ mod batching;
 mod collapse;
 mod failures;
 mod fork;
+mod hints;
 mod mlock;
 mod remap;
 mod swap;

@@ -176,6 +176,44 @@ fn an_unmapped_folio_is_not_looked_for_in_a_recycled_tree() {
     exit(mm);
 }
 
+/// Who takes the last VMA out of a tree waits for those who walk it.
+/// Rules: RMAP-25, F-RACE-29.
+#[test]
+fn a_tree_stays_while_somebody_walks_it() {
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+    let p = machine_of::<A>();
+    let mm = space(&p);
+    mmap(&mm, 0, 4);
+    let pfn = fault::<A>(&mm, 0, 0).expect("mapped");
+    let held = folio(&p, pfn).grab::<Get>(1).expect("room");
+    let (begun, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|s| {
+        let lock = held.folio().lock();
+        let end = trees(&p).walk(held.folio(), &mut |_, _| {
+            s.spawn(|| {
+                begun.store(true, SeqCst);
+                munmap(&mm, 0, 4);
+                done.store(true, SeqCst);
+            });
+            while !begun.load(SeqCst) {
+                std::thread::yield_now();
+            }
+            // However long it is given.
+            for _ in 0..1000 {
+                std::thread::yield_now();
+                assert!(!done.load(SeqCst), "the tree went while it was walked");
+            }
+            ControlFlow::Continue(())
+        });
+        assert_eq!(end, WalkEnd::Complete);
+        drop(lock);
+    });
+    assert!(done.load(SeqCst));
+    assert_eq!(trees(&p).nr_trees(), 0);
+    drop(held);
+    exit(mm);
+}
+
 /// A space that is being torn down is not visited.
 /// Rules: RMAP-24.
 #[test]

@@ -280,6 +280,12 @@ impl<A: Arch, O: Events> Backing for File<A, O> {
     fn id(&self) -> FileId {
         self.cache.id()
     }
+    fn punch(&self, first: u64, nr: u64) -> bool {
+        evict(&self.cache, first, nr, Pages::OfObject);
+        let end = first.saturating_add(nr).min(self.nr_pages());
+        let _ = lock(&self.store).clear(first, end, page_words::<A>());
+        true
+    }
     fn kind(&self) -> BackingKind {
         BackingKind::File
     }
@@ -357,11 +363,6 @@ impl<A: Arch, O: Events> Object<A, O> for File<A, O> {
         evict(&self.cache, nr_pages, u64::MAX - nr_pages, Pages::All);
         // What a device that fails keeps is behind the end.
         let _ = lock(&self.store).clear(nr_pages, u64::MAX, page_words::<A>());
-    }
-    fn punch(&self, first: u64, nr: u64) {
-        evict(&self.cache, first, nr, Pages::OfObject);
-        let end = first.saturating_add(nr).min(self.nr_pages());
-        let _ = lock(&self.store).clear(first, end, page_words::<A>());
     }
     fn sync(&self) -> Result<(), FileError> {
         self.sync_range(0, u64::MAX)

@@ -63,8 +63,6 @@ pub trait Object<A: Arch, O: Events>: Backing {
     fn peek(&self, index: u64, offset: usize) -> u64;
     /// Gives the object another size, in pages.
     fn truncate(&self, nr_pages: u64);
-    /// Makes the `nr` pages from `first` on a hole.
-    fn punch(&self, first: u64, nr: u64);
     /// Writes out what is dirty.
     ///
     /// # Errors

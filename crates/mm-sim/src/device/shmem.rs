@@ -201,6 +201,10 @@ impl<A: Arch, O: Events> Backing for Shmem<A, O> {
     fn id(&self) -> FileId {
         self.cache.id()
     }
+    fn punch(&self, first: u64, nr: u64) -> bool {
+        self.discard(first..first.saturating_add(nr), Pages::OfObject);
+        true
+    }
     fn kind(&self) -> BackingKind {
         BackingKind::Shmem
     }
@@ -314,9 +318,6 @@ impl<A: Arch, O: Events> Object<A, O> for Shmem<A, O> {
     fn truncate(&self, nr_pages: u64) {
         self.nr_pages.store(nr_pages, Relaxed);
         self.discard(nr_pages..u64::MAX, Pages::All);
-    }
-    fn punch(&self, first: u64, nr: u64) {
-        self.discard(first..first.saturating_add(nr), Pages::OfObject);
     }
     fn sync(&self) -> Result<(), FileError> {
         // There is nowhere to write to.

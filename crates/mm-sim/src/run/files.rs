@@ -114,6 +114,7 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
     }
     pub(super) fn punch(&mut self, file: FileId, first: u64, pages: u64) -> Step {
         let object = self.object(file)?;
+        // Every object of a machine has holes.
         object.punch(first, pages);
         let bytes = first << A::PAGE_SHIFT..(first + pages) << A::PAGE_SHIFT;
         self.shadow.forget_object(object.id(), bytes);

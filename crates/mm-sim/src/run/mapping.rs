@@ -122,10 +122,14 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             }
             return self.done(line, r, AdviceError::errno);
         }
+        if advice == Advice::Remove {
+            return self.remove(line, proc, range);
+        }
         let asked = match advice {
             Advice::HugePage => mm_map::Advice::HugePage,
             Advice::NoHugePage => mm_map::Advice::NoHugePage,
             Advice::DontNeed => mm_map::Advice::DontNeed,
+            Advice::DontNeedLocked => mm_map::Advice::DontNeedLocked,
             Advice::DontFork => mm_map::Advice::DontFork,
             Advice::DoFork => mm_map::Advice::DoFork,
             Advice::WipeOnFork => mm_map::Advice::WipeOnFork,
@@ -137,10 +141,31 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             _ => return Err(self.not_built(line)),
         };
         let r = self.proc(proc)?.process.madvise(range, asked);
-        if matches!(advice, Advice::DontNeed | Advice::GuardInstall)
+        let drops = [Advice::DontNeed, Advice::DontNeedLocked, Advice::GuardInstall];
+        if drops.contains(&advice)
             && let Some(range) = dropped(range, &r)
         {
             self.shadow.forget(proc.index() as u32, range);
+        }
+        self.done(line, r, MapError::errno)
+    }
+    /// Holes in the objects that the range shows.
+    fn remove(&mut self, line: &Line, proc: ProcId, range: VirtRange) -> Step {
+        let process = &self.proc(proc)?.process;
+        let r = process.madvise_remove(range);
+        let mut holes = Vec::new();
+        if let Some(done) = dropped(range, &r) {
+            for vma in process.mm().read().overlapping(done) {
+                let (Some(part), Some(object)) = (vma.range().intersect(done), vma.backing())
+                else {
+                    continue;
+                };
+                let first = vma.linear_index(part.start()) << A::PAGE_SHIFT;
+                holes.push((object.id(), first..first + part.bytes()));
+            }
+        }
+        for (object, bytes) in holes {
+            self.shadow.forget_object(object, bytes);
         }
         self.done(line, r, MapError::errno)
     }
@@ -249,7 +274,7 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
 fn dropped(range: VirtRange, r: &Result<(), MapError>) -> Option<VirtRange> {
     match r {
         Ok(()) | Err(MapError::Hole(_)) => Some(range),
-        Err(MapError::Invalid(at)) => {
+        Err(MapError::Invalid(at) | MapError::Access(at) | MapError::NoHoles(at)) => {
             VirtRange::new(range.start(), at.bytes_from(range.start())).ok()
         }
         Err(_) => None,

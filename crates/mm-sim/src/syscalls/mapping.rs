@@ -221,6 +221,22 @@ impl<A: Arch, O: Events> Process<A, O> {
         }
         done
     }
+    /// `madvise` with `MADV_REMOVE`.
+    ///
+    /// # Errors
+    ///
+    /// If the range has a hole, or a mapping shows no object that it may make a hole in.
+    pub fn madvise_remove(&self, range: VirtRange) -> Result<(), MapError> {
+        mm_map::madvise_remove(self.mm(), range)
+    }
+    /// Makes the entries of a range inaccessible, to see who uses its pages.
+    ///
+    /// # Errors
+    ///
+    /// If the range makes no sense.
+    pub fn mark_hints(&self, range: VirtRange) -> Result<(), MapError> {
+        mm_map::mark_hints(&self.host().policy().map, &self.mm().read(), range)
+    }
     /// `madvise` with `MADV_FREE`.
     ///
     /// # Errors

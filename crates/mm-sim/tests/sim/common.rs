@@ -1,7 +1,8 @@
 //! A machine of x86-64 with two CPUs, and the pages that programs use on it.
 
 use mm_arch::{VirtAddr, VirtRange};
-use mm_sim::{Machine, MachineConfig, Preset, Process};
+use mm_scenario::Scenario;
+use mm_sim::{Machine, MachineConfig, Preset, Process, RunOptions, run};
 use mm_vma::VmaFlags;
 use mm_x86::X86_64;
 
@@ -27,4 +28,18 @@ pub fn machine_under(mib: u64, preset: Preset) -> M {
     let config =
         MachineConfig { bytes: mib << 20, cpus: 2, poison: true, ..MachineConfig::default() };
     Machine::new(config, preset.policy()).expect("machine")
+}
+
+/// Runs the lines under every policy, with audits, and compares what they print.
+#[track_caller]
+pub fn prints(lines: &str, expected: &[&str]) {
+    let scenario = Scenario::parse("lines", lines).expect("parses");
+    let machine = MachineConfig { bytes: 48 << 20, poison: true, ..MachineConfig::default() };
+    let options = RunOptions { machine, audit: true, fail_after: None };
+    for preset in [Preset::Linux618, Preset::Series, Preset::Best, Preset::Baseline] {
+        let mut got = Vec::new();
+        let printed = &mut |r: mm_scenario::observe::Record| got.push(r.to_json());
+        run::<X86_64>(&scenario, &preset.policy(), &options, printed).expect("runs");
+        assert_eq!(got, expected, "{}", preset.name());
+    }
 }

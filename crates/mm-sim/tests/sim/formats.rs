@@ -2,14 +2,14 @@
 
 use mm_arch::cont::ContEntry;
 use mm_arch::model::{ModelCont, ModelPair, ModelWord};
-use mm_arch::{Arch, Entry, VirtAddr, VirtRange};
+use mm_arch::{Arch, Entry, Level, VirtAddr, VirtRange};
 use mm_arm64::{Arm64, Granule, Granule4K, Granule16K, Granule64K};
 use mm_fault::{OrderMode, ThpMode};
 use mm_gup::GupFlags;
 use mm_map::Advice;
 use mm_pgtable::Step;
 use mm_riscv::{Riscv, Sv57};
-use mm_sim::{Machine, MachineConfig, Pinned, Preset, Process, Shadow, audit, leaks};
+use mm_sim::{File, Machine, MachineConfig, Object, Pinned, Preset, Process, Shadow, audit, leaks};
 use mm_vma::{Platform, VmaFlags};
 use mm_x86::X86_64;
 
@@ -245,4 +245,59 @@ fn pins_given_back_are_counted() {
     assert_eq!(counts(), (25, 25));
     drop(p.get(page(0), 20, GupFlags::WRITE).expect("get"));
     assert_eq!(counts(), (25, 25));
+}
+
+/// What a read fault maps besides the page that was asked for is old where hardware marks
+/// it at no cost, and young elsewhere.
+///
+/// Rules: FILE-04.
+#[test]
+fn entries_that_nobody_asked_for() {
+    fn asked_for<A: Arch>() -> Vec<u64> {
+        let m = machine::<A>(Preset::Linux618, 1);
+        let p = m.spawn().expect("process");
+        let f = File::new(m.host(), 0);
+        (0..16).for_each(|i| f.write(i, 1, &|_, _| 7).expect("room"));
+        p.mmap_object(pages(0, 16), VmaFlags::READ, f, 0).expect("mmap");
+        assert_eq!(p.load(page(5)), Ok(7));
+        let walk = p.mm().tables().pin();
+        let young = |i: &u64| match walk.walk(page(*i)) {
+            Step::Table(_, ptes) => {
+                let e = ptes.get(ptes.index_of(page(*i)));
+                assert!(e.is_present(Level::Pte), "mapped around the fault");
+                e.is_young()
+            }
+            _ => panic!("no table"),
+        };
+        (0..16).filter(young).collect()
+    }
+    assert_eq!(asked_for::<X86_64>(), (0..16).collect::<Vec<_>>());
+    assert_eq!(asked_for::<Arm64<Granule4K>>(), [5]);
+}
+
+/// Rules: ANON-09, ANON-06.
+#[test]
+fn what_a_large_folio_may_cost() {
+    use mm_fault::Defrag;
+    let order = |defrag, advised, fragmented| {
+        let m = machine::<X86_64>(Preset::Best, 1);
+        m.host().set_policy(|p| p.fault.thp.defrag = defrag);
+        m.host().frames().fragmented(fragmented);
+        let p = m.spawn().expect("process");
+        p.mmap_anon(pages(0, 16), RW).expect("mmap");
+        if advised {
+            p.madvise(pages(0, 16), Advice::HugePage).expect("advice");
+        }
+        p.store(page(3), 1).expect("store");
+        let first = m.host().memmap().alive().find(|f| f.is_mapped()).expect("mapped");
+        first.order()
+    };
+    use Defrag::{Always, Defer, DeferMadvise, Madvise, Never};
+    for (defrag, plain, advised) in
+        [(Always, 4, 4), (Defer, 0, 0), (DeferMadvise, 0, 4), (Madvise, 0, 4), (Never, 0, 0)]
+    {
+        assert_eq!((order(defrag, false, false), order(defrag, true, false)), (4, 4));
+        let got = (order(defrag, false, true), order(defrag, true, true));
+        assert_eq!(got, (plain, advised), "{defrag:?}");
+    }
 }

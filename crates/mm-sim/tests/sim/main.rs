@@ -3,6 +3,7 @@
 //! One binary: the crates are generic, and each binary would compile its own copy of them.
 #![cfg(not(loom))]
 
+mod advice;
 mod collapse;
 mod common;
 mod files;

@@ -1,21 +1,6 @@
 //! Userfaultfd end to end: what scenarios see of it, under every policy.
 
-use mm_scenario::Scenario;
-use mm_sim::{MachineConfig, Preset, RunOptions, run};
-use mm_x86::X86_64;
-
-/// Runs the lines under every policy, with audits, and compares what they print.
-fn prints(lines: &str, expected: &[&str]) {
-    let scenario = Scenario::parse("uffd", lines).expect("parses");
-    let machine = MachineConfig { bytes: 48 << 20, poison: true, ..MachineConfig::default() };
-    let options = RunOptions { machine, audit: true, fail_after: None };
-    for preset in [Preset::Linux618, Preset::Series, Preset::Best, Preset::Baseline] {
-        let mut got = Vec::new();
-        let printed = &mut |r: mm_scenario::observe::Record| got.push(r.to_json());
-        run::<X86_64>(&scenario, &preset.policy(), &options, printed).expect("runs");
-        assert_eq!(got, expected, "{}", preset.name());
-    }
-}
+use crate::common::prints;
 
 /// Rules: FAULT-07, UFFD-04. Whoever writes for the process is asked about, too;
 /// a pin that only reads is not.

@@ -3,6 +3,7 @@
 
 mod collapse;
 mod cow;
+mod hints;
 mod memory;
 mod moves;
 mod reuse;
