@@ -40,7 +40,7 @@ fn race(name: &str, model: impl Fn() + Copy + Send + Sync + 'static, mutants: &[
     }
 }
 
-/// Race F-RACE-24. Rules: ANON-03, ANON-05, FAULT-06.
+/// Rules: ANON-03, ANON-05, FAULT-06. Races: F-RACE-24.
 #[test]
 fn two_faults_on_one_empty_entry() {
     fn model() {
@@ -59,7 +59,7 @@ fn two_faults_on_one_empty_entry() {
     race("two_faults_on_one_empty_entry", model, &["fault.anon.no_recheck"]);
 }
 
-/// Race F-RACE-24. Rules: FAULT-12, FAULT-13.
+/// Rules: FAULT-12, FAULT-13. Races: F-RACE-24.
 #[test]
 fn two_copies_of_one_shared_page() {
     fn model() {
@@ -105,7 +105,7 @@ fn a_fault_meets_an_entry_that_is_cleared_for_a_moment() {
     race("cleared_for_a_moment_write", || change_and_fault(WRITE), &["fault.anon.no_recheck"]);
 }
 
-/// Race F-RACE-25. Rules: ANON-03, FAULT-06.
+/// Rules: ANON-03, FAULT-06. Races: F-RACE-25.
 #[test]
 fn a_large_fault_meets_a_small_one_in_its_range() {
     fn model() {
@@ -138,7 +138,7 @@ fn a_large_fault_meets_a_small_one_in_its_range() {
     );
 }
 
-/// Race F-RACE-05. Rules: REUSE-01, REUSE-08, FOLIO-03, ZAP-03.
+/// Rules: REUSE-01, REUSE-08, FOLIO-03, ZAP-03. Races: F-RACE-05.
 #[test]
 fn a_reuse_meets_a_sharer_on_its_way_out() {
     fn model() {
@@ -217,7 +217,7 @@ fn a_large_reuse_meets_an_unmap_in_another_table() {
     race("a_large_reuse_meets_an_unmap", model, &["fault.reuse.no_lock"]);
 }
 
-/// Race F-RACE-23. Rules: FAULT-13.
+/// Rules: FAULT-13. Races: F-RACE-23.
 #[test]
 fn a_copy_flushes_before_the_other_side_may_reuse() {
     fn model() {

@@ -74,7 +74,7 @@ fn race(name: &str, model: impl Fn() + Copy + Send + Sync + 'static, mutants: &[
     }
 }
 
-/// Rules: WREUSE-08, GUPF-15, REUSE-08. Race F-RACE-32.
+/// Rules: WREUSE-08, GUPF-15, REUSE-08. Races: F-RACE-32.
 #[test]
 fn a_wide_reuse_meets_a_pin() {
     fn model() {
@@ -138,7 +138,7 @@ fn a_wide_reuse_meets_a_reference() {
     race("a_wide_reuse_meets_a_reference", model, &["fault.reuse.map_only"]);
 }
 
-/// Rules: WREUSE-16, WREUSE-24, FAULT-03, FAULT-06. Race F-RACE-33.
+/// Rules: WREUSE-16, WREUSE-24, FAULT-03, FAULT-06. Races: F-RACE-33.
 ///
 /// The second fault sees the entry read-only, empty for a moment, or writable.
 #[test]

@@ -214,7 +214,7 @@ fn a_read_only_pin_races_with_sharing() {
     race("pin_vs_share, small", model::<0>, mutants);
 }
 
-/// Rules: RMAP-10, GUPF-05. Race: F-RACE-01, F-RACE-02, P-RACE-03: fork looks at
+/// Rules: RMAP-10, GUPF-05. Races: F-RACE-01, F-RACE-02, P-RACE-03: fork looks at
 /// pins between an odd and an even sequence; a pin of one page keeps all of the folio.
 #[test]
 fn a_pin_races_with_fork() {
@@ -334,7 +334,7 @@ fn a_count_of_pins_does_not_outlive_the_folio() {
     race("unpin_vs_free", model, &["folio.unpin.late"]);
 }
 
-/// Rules: FOLIO-31, FOLIO-33. Race: F-RACE-09.
+/// Rules: FOLIO-31, FOLIO-33. Races: F-RACE-09.
 #[test]
 fn two_address_spaces_map_at_once() {
     fn model() {
