@@ -121,9 +121,9 @@ on_models! {
                 set_misplaced(&m, Some(folio.head()));
                 let pin = (reason == 0).then(|| folio.grab::<Pin>(1).expect("room"));
                 match reason {
-                    1 => drop(folio.set_flag(FolioFlags::WRITEBACK)),
+                    1 => assert!(folio.set_flag(FolioFlags::WRITEBACK)),
                     2 => m.failures().fail_after(0),
-                    3 => drop(folio.clear_flag(FolioFlags::LRU)),
+                    3 => assert!(folio.clear_flag(FolioFlags::LRU)),
                     _ => {}
                 }
                 assert_eq!(p.fault(4, READ), DONE);
