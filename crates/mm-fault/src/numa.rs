@@ -41,9 +41,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
                 Some(again) => table = again,
                 None => return FaultOutcome::MINOR,
             }
-            if !mm_sync::mutant!("fault.hint.remember") {
-                upgrade = Upgrade::No;
-            }
+            upgrade = Upgrade::No;
         }
         match folio {
             Some(folio) => self.restore_window(&mut table, folio, seen, upgrade),
