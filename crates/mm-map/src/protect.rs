@@ -305,13 +305,15 @@ fn change_present<B: Strategy, P: RmapPlatform>(
 /// Whether it is worth knowing who uses a folio that `vma` maps: whether it could move there
 /// (rule MPROT-06).
 fn takes_hints<P: RmapPlatform>(vma: &Vma, folio: Folio<'_, P>) -> bool {
+    if folio.flags().intersects(FolioFlags::KSM | FolioFlags::DEVICE_PRIVATE) {
+        return false;
+    }
     // A dirty page of a file waits for its device first.
-    let waits =
-        !folio.is_anon() && folio.has(FolioFlags::DIRTY) && !folio.has(FolioFlags::SWAPBACKED);
+    if !folio.is_anon() && folio.has(FolioFlags::DIRTY) && !folio.has(FolioFlags::SWAPBACKED) {
+        return false;
+    }
     let others = folio.maybe_dma_pinned() || folio.maybe_mapped_shared();
-    !folio.flags().intersects(FolioFlags::KSM | FolioFlags::DEVICE_PRIVATE)
-        && !waits
-        && !(vma.is_cow() && others)
+    !(vma.is_cow() && others)
 }
 
 /// A non-present entry after the change, if it is another one (rules MPROT-05,
