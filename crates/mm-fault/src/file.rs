@@ -62,6 +62,9 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
 
     /// The page of the fault, read or made if need be.
     pub(crate) fn find_page(&self, backing: &dyn Backing) -> Result<Found<'m, P>, FaultOutcome> {
+        if let Some(asked) = self.asks_of_object(backing) {
+            return Err(asked);
+        }
         let request = PageRequest { index: self.file_index(), vma: self.vma, va: self.va };
         match backing.page(&request) {
             Ok(found) => {

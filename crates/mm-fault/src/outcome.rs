@@ -42,6 +42,11 @@ pub enum UserFault {
         /// Whether the access was a store.
         write: bool,
     },
+    /// The object has the page, and the mapping does not show it.
+    Minor {
+        /// Whether the access was a store.
+        write: bool,
+    },
 }
 
 /// Why an access is not possible.

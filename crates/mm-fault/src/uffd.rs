@@ -3,8 +3,9 @@
 use crate::dispatch::{E, Fault, Progress};
 use crate::{FaultOutcome, UserFault};
 use mm_arch::Entry;
+use mm_folio::Get;
 use mm_rmap::RmapPlatform;
-use mm_vma::VmaFlags;
+use mm_vma::{Backing, VmaFlags};
 
 impl<P: RmapPlatform> Fault<'_, '_, P> {
     pub(crate) fn user_fault(&self, kind: UserFault) -> FaultOutcome {
@@ -17,6 +18,26 @@ impl<P: RmapPlatform> Fault<'_, '_, P> {
     pub(crate) fn asks_for_missing(&self) -> Option<FaultOutcome> {
         let registered = self.vma.flags().contains(VmaFlags::UFFD_MISSING);
         registered.then(|| self.user_fault(UserFault::Missing { write: self.access.is_write() }))
+    }
+
+    /// What to say of the page of the fault before the object is asked for it: it may have
+    /// none, or one that somebody else is to see first (rules UFFD-01, UFFD-03). Pages on
+    /// swap come back without a word.
+    pub(crate) fn asks_of_object(&self, backing: &dyn Backing) -> Option<FaultOutcome> {
+        let flags = self.vma.flags() & (VmaFlags::UFFD_MISSING | VmaFlags::UFFD_MINOR);
+        let index = self.file_index();
+        if flags.is_empty() || index >= backing.nr_pages() {
+            return None;
+        }
+        let write = self.access.is_write();
+        if backing.is_missing(index) {
+            let asked = self.user_fault(UserFault::Missing { write });
+            return flags.contains(VmaFlags::UFFD_MISSING).then_some(asked);
+        }
+        let run = backing.cached(index)?;
+        drop(self.memmap().adopt_run::<Get>(run));
+        let asked = self.user_fault(UserFault::Minor { write });
+        flags.contains(VmaFlags::UFFD_MINOR).then_some(asked)
     }
 
     /// Whether a store that met the read-only leaf `e` has to wait for an answer

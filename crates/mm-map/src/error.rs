@@ -37,6 +37,15 @@ pub enum MapError {
     /// No mapping there that is registered for what is asked.
     #[error("no mapping at {0} is registered for this")]
     NotRegistered(VirtAddr),
+    /// The page is shared, or somebody holds it.
+    #[error("the page at {0} is in use")]
+    Busy(VirtAddr),
+    /// Somebody moves the page right now.
+    #[error("the page at {0} is on its way elsewhere")]
+    Again(VirtAddr),
+    /// The hardware has lost the page.
+    #[error("the page at {0} is poisoned")]
+    Poisoned(VirtAddr),
     /// No memory.
     #[error("out of memory at {0}")]
     NoMemory(VirtAddr),
@@ -54,6 +63,9 @@ impl MapError {
             MapError::Denied(_) => "EPERM",
             MapError::NoHoles(_) => "EOPNOTSUPP",
             MapError::NotRegistered(_) => "ENOENT",
+            MapError::Busy(_) => "EBUSY",
+            MapError::Again(_) => "EAGAIN",
+            MapError::Poisoned(_) => "EIO",
         }
     }
 

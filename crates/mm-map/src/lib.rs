@@ -107,6 +107,8 @@ mod remap;
 mod soft_dirty;
 mod tables;
 mod uffd;
+mod uffd_fill;
+mod uffd_move;
 mod vmas;
 mod zap;
 
@@ -129,5 +131,7 @@ pub use policy::{Batching, MapPolicy};
 pub use protect::mprotect;
 pub use remap::{OldPlace, mremap_move, mremap_resize};
 pub use soft_dirty::clear_soft_dirty;
-pub use uffd::{UffdMode, WpChange, uffd_register, uffd_unregister, uffd_wp, uffd_zeropage};
+pub use uffd::{UffdMode, WpChange, uffd_register, uffd_unregister, uffd_wp};
+pub use uffd_fill::{Comes, uffd_continue, uffd_copy, uffd_poison, uffd_zeropage};
+pub use uffd_move::{MoveHoles, uffd_move};
 pub use zap::{Pages, zap_range};

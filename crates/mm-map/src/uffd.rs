@@ -1,4 +1,4 @@
-//! Userfaultfd on anonymous and shared memory: registration, write protection, zero pages.
+//! Userfaultfd on anonymous and shared memory: registration and write protection.
 //!
 //! # The protocol
 //!
@@ -20,12 +20,11 @@
 //! process shares with a child stays read-only and takes an ordinary write fault.
 
 use crate::MapError;
-use crate::entry::E;
 use crate::policy::{MapPolicy, by_policy};
 use crate::protect::{Change, change_range};
 use crate::vmas::{check_range, check_user_range, give_flags, merge, split_around};
-use mm_arch::{Arch, Entry, Level, Markers, NonPresent, VirtAddr, VirtRange};
-use mm_pgtable::{Ensured, SpanKind, TablesStay};
+use mm_arch::{Arch, Level, VirtRange};
+use mm_pgtable::{SpanKind, TablesStay};
 use mm_rmap::{RmapPlatform, split_pmd};
 use mm_vma::{BackingKind, Mm, MmRead, MmWrite, Vma, VmaFlags};
 
@@ -45,6 +44,8 @@ bitflags::bitflags! {
         /// Children are registered as well: whoever handles the events hears of each fork
         /// and handles theirs (rule UFFD-06). By itself it asks for nothing.
         const EVENT_FORK = 1 << 4;
+        /// Events of accesses to pages that an object has and that are not mapped.
+        const MINOR = 1 << 5;
     }
 }
 
@@ -52,6 +53,7 @@ impl UffdMode {
     fn flags(self) -> VmaFlags {
         let mut flags = VmaFlags::empty();
         flags.set(VmaFlags::UFFD_MISSING, self.contains(Self::MISSING));
+        flags.set(VmaFlags::UFFD_MINOR, self.contains(Self::MINOR));
         if self.contains(Self::WP) {
             let unpopulated = self.intersects(Self::WP_UNPOPULATED | Self::WP_ASYNC);
             flags |= VmaFlags::UFFD_WP;
@@ -98,8 +100,7 @@ pub fn uffd_register<P: RmapPlatform>(
         return Err(MapError::Invalid(range.start()));
     }
     for vma in vmas.overlapping(range) {
-        // Who makes missing pages of an object asks nobody.
-        let refused = vma.backing().is_some() && mode.contains(UffdMode::MISSING);
+        let refused = vma.backing().is_none() && mode.contains(UffdMode::MINOR);
         if !can_register(vma) || refused {
             return Err(MapError::Invalid(vma.start()));
         }
@@ -248,49 +249,5 @@ fn make_tables<P: RmapPlatform>(
         let shift = P::Arch::shift(Level::Pmd);
         next = va.align_down(shift).checked_add(1 << shift).filter(|va| range.contains(*va));
     }
-    Ok(())
-}
-
-/// Maps the zero page to the missing pages of `range`, in registered mappings: the
-/// answer to an event of a missing page. In the place of a marker it comes
-/// write-protected; a kernel may refuse that, and leave whoever answers by zero
-/// pages without an answer.
-///
-/// # Errors
-///
-/// If the range is not page-aligned or not in user space; at the first page that is
-/// there, or in no registered mapping; if there is no memory for a
-/// table. The pages below the position in the error are mapped.
-pub fn uffd_zeropage<P: RmapPlatform>(
-    vmas: &MmRead<'_, P>,
-    range: VirtRange,
-) -> Result<(), MapError> {
-    check_user_range(vmas.mm(), range)?;
-    for k in 0..range.nr(P::Arch::PAGE_SHIFT) {
-        zero_page(vmas, range.start().add_units(k, P::Arch::PAGE_SHIFT))?;
-    }
-    Ok(())
-}
-
-fn zero_page<P: RmapPlatform>(vmas: &MmRead<'_, P>, va: VirtAddr) -> Result<(), MapError> {
-    let mm = vmas.mm();
-    let page = VirtRange::units(va, 1, P::Arch::PAGE_SHIFT);
-    let exists = page.map_or(MapError::Invalid(va), MapError::Exists);
-    let vma = vmas
-        .find(va)
-        .filter(|vma| vma.flags().intersects(VmaFlags::UFFD_ANY))
-        .ok_or(MapError::NotRegistered(va))?;
-    let ensured = mm.tables().ensure_table(vmas.stay(), va).map_err(|_| MapError::NoMemory(va))?;
-    let Ensured::Table(mut table) = ensured else { return Err(exists) };
-    let index = table.index_of(va);
-    let old = table.get(index);
-    let marked = old.nonpresent(Level::Pte) == Some(NonPresent::Marker(Markers::UFFD_WP));
-    if !old.is_none() && !marked {
-        return Err(exists);
-    }
-    let prot = P::Arch::prot(vma.protection());
-    let zero = E::<P>::leaf(mm.platform().zero_page(), prot, Level::Pte);
-    let zero = zero.mkspecial();
-    table.set(index, if marked { zero.mkuffd_wp() } else { zero });
     Ok(())
 }

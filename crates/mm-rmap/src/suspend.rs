@@ -29,7 +29,7 @@ use core::ops::ControlFlow;
 use mm_arch::{Arch, Entry, Level, Live, MigrationKind, NonPresent, Pfn, SwapBits};
 use mm_folio::{AnonId, Exclusivity, FileId, Folio, FolioFlags, FolioLockGuard, FolioRun, Get};
 use mm_pgtable::{LockedPmd, LockedTable, TableSpace};
-use mm_vma::{Mm, Platform, VmaRights};
+use mm_vma::{Mm, Platform, RssKind, VmaRights};
 
 type E<P> = <<P as TableSpace>::Arch as Arch>::Entry;
 
@@ -84,7 +84,8 @@ impl<P: RmapPlatform> core::fmt::Debug for Suspended<'_, P> {
 }
 
 /// Replaces every mapping of a folio by a migration entry (rules MIGR-01, MIGR-02,
-/// PSPLIT-03). Afterwards nothing maps it, and no CPU has a translation of it left.
+/// PSPLIT-03). Afterwards nothing maps it, and no CPU has a translation of it left. Entries of
+/// pages that have failed say so from now on, and do not come back.
 ///
 /// The caller holds a reference. A folio that nothing maps suspends nothing.
 ///
@@ -242,7 +243,9 @@ fn suspend_ptes<P: RmapPlatform>(
     if !entry.is_leaf(Level::Pte) {
         return Err(MappingStays);
     }
+    // A page that has failed is looked at by itself.
     let n = match batching {
+        _ if folio.has(FolioFlags::HWPOISON) => 1,
         Batching::PerPage => 1,
         Batching::Batched => {
             table.run::<{ mm_arch::respect::NOTHING }>(index, entry, limit.at_most(CHUNK)).nr()
@@ -258,6 +261,17 @@ fn suspend_ptes<P: RmapPlatform>(
     // here are in the page before it is copied (known fault: one slot of a block).
     owed.pay();
     let old = &old[..n];
+    if folio.is_poisoned(page)
+        && let Ok(poison) =
+            E::<P>::from_nonpresent(NonPresent::Hwpoison(folio.page(page)), SwapBits::default())
+    {
+        map.clear_exclusive(folio.page(page), 1);
+        mm.counters().sub(RssKind::of(folio), 1);
+        table.set(index, poison);
+        folio.remove_ptes(page, count, mm.id());
+        map.put_run::<Get>(FolioRun::new(folio.head(), page, 1));
+        return Ok(1);
+    }
     let is_exclusive =
         |k: usize| folio.is_anon() && map.page_exclusive(folio.page(page + k as u32));
     let mut new = [E::<P>::NONE; CHUNK];

@@ -4,7 +4,7 @@ use crate::events::{EventCounts, Events};
 use crate::{CpuAccess, Host, PageFault};
 use mm_arch::{AccessKind, Arch, Entry, Level, NonPresent, Tlb, VirtAddr, VirtRange};
 use mm_fault::{FaultFlags, FaultOutcome, FaultPolicy, FaultSignal, UserFault, handle_fault};
-use mm_map::{MapError, WpChange};
+use mm_map::{Comes, MapError, WpChange};
 use mm_pgtable::{LockedEntry, TableSpace};
 use mm_sync::Quiescence;
 use mm_vma::{Mm, MmRead};
@@ -197,7 +197,7 @@ impl<A: Arch, O: Events> Process<A, O> {
     }
     /// Handles a fault, and answers what userfaultfd is asked on the way at once, as
     /// the process's own handler thread: a write-protected page is unprotected, a
-    /// missing one gets the zero page. However often it asks, it is one fault.
+    /// missing one gets the zero page, one that an object has is mapped. However often it asks, it is one fault.
     pub(crate) fn handle_fault(
         &self,
         policy: &FaultPolicy,
@@ -234,6 +234,7 @@ impl<A: Arch, O: Events> Process<A, O> {
                 mm_map::uffd_wp(&self.host().policy().map, vmas, page, WpChange::Unprotect)
             }
             UserFault::Missing { .. } => mm_map::uffd_zeropage(vmas, page),
+            UserFault::Minor { .. } => mm_map::uffd_continue(vmas, page, Comes::Plain),
         }
     }
     /// The process ends: its memory is gone when this returns.

@@ -19,7 +19,7 @@
 
 use crate::Vma;
 use core::fmt::Debug;
-use mm_arch::VirtAddr;
+use mm_arch::{Pfn, VirtAddr};
 use mm_folio::{FileId, FolioRun};
 
 /// What kind of object a mapping shows.
@@ -74,6 +74,31 @@ impl core::fmt::Display for BackingError {
 }
 impl core::error::Error for BackingError {}
 
+/// Why a page was not put into an object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum InstallError {
+    /// It has the page already.
+    Exists,
+    /// The page lies behind the end of the object.
+    PastEnd,
+    /// There is no memory.
+    NoMemory,
+    /// It takes its pages from elsewhere.
+    Unsupported,
+}
+
+impl core::fmt::Display for InstallError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            InstallError::Exists => "the object has the page already",
+            InstallError::PastEnd => "the page lies behind the end of the object",
+            InstallError::NoMemory => "no memory for a page of the object",
+            InstallError::Unsupported => "the object takes no pages",
+        })
+    }
+}
+impl core::error::Error for InstallError {}
+
 /// A file or an object of shared memory, as mappings see it.
 ///
 /// Object-safe, so that a mapping need not know what it shows. References to
@@ -102,6 +127,22 @@ pub trait Backing: Send + Sync + Debug {
     ///
     /// If there is no such page, the device fails, or there is no memory.
     fn page(&self, request: &PageRequest<'_>) -> Result<FoundPage, BackingError>;
+    /// Whether the object has nothing for `index`, in memory or elsewhere: a page of it would
+    /// be made. One that reads its pages misses none.
+    fn is_missing(&self, index: u64) -> bool {
+        let _ = index;
+        false
+    }
+    /// Puts a new page at `index`, which is missing; `fill` gives its frame the content. It
+    /// comes with a reference.
+    ///
+    /// # Errors
+    ///
+    /// If it is not missing, or there is no memory.
+    fn install(&self, index: u64, fill: &mut dyn FnMut(Pfn)) -> Result<FolioRun, InstallError> {
+        let _ = (index, fill);
+        Err(InstallError::Unsupported)
+    }
     /// Moves the folio that has page `index` to swap, if that is where the object keeps what
     /// it has no frames for: it is in the swap cache and dirty then, and the object has an
     /// entry for each of its slots. Whether it did.

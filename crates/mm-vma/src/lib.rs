@@ -64,7 +64,7 @@ mod swap_slots;
 mod vma;
 mod writable;
 
-pub use backing::{Backing, BackingError, BackingKind, FoundPage, PageRequest};
+pub use backing::{Backing, BackingError, BackingKind, FoundPage, InstallError, PageRequest};
 pub use counters::{MmCounters, RssKind};
 pub use flags::VmaFlags;
 pub use mlock::{NEVER_LOCKED, mlock_mapped, munlock_unmapped};

@@ -399,7 +399,7 @@ mod generic {
         let shared = RW | VmaFlags::SHARED | VmaFlags::MAYREAD | VmaFlags::MAYWRITE;
         for (kind, mode, accepted) in [
             (BackingKind::Shmem, WP, true),
-            (BackingKind::Shmem, WP | UffdMode::MISSING, false),
+            (BackingKind::File, UffdMode::MISSING, false),
             (BackingKind::File, WP, false),
         ] {
             let p: Space<A> = Mm::new(m.clone()).expect("space");

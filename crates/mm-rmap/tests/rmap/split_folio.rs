@@ -2,7 +2,7 @@
 
 use crate::world::*;
 use mm_arch::model::{ModelCont, ModelPair, ModelWord};
-use mm_arch::{Arch, Entry, Level, Pfn};
+use mm_arch::{Arch, Entry, Level, NonPresent, Pfn};
 use mm_folio::{FolioFlags, FrameBytes, Get, Pin, QueueReason};
 use mm_pgtable::TableSpace;
 use mm_rmap::{Batching, DeferredPass, SplitError, SplitFolio, split_anon_folio, split_deferred};
@@ -319,5 +319,32 @@ fn a_page_that_was_moved_elsewhere_is_found() {
         check(&p);
         exit(mm);
         assert_eq!(p.folios_in_use(), 0);
+    }
+}
+
+/// Rules: MIGR-01, FOLIO-48.
+#[test]
+fn a_page_that_has_failed_is_not_mapped_again() {
+    type A = ModelWord<16>;
+    for batching in BOTH {
+        let p = machine_of::<A>();
+        let mm = space(&p);
+        mmap(&mm, 0, 32);
+        let pfn = fault::<A>(&mm, 16, 4).expect("mapped");
+        fill(&p, pfn, 16);
+        p.memmap().folio(pfn).poison(5);
+        split(&p, pfn, 0, 0, batching).expect("nobody holds it");
+        assert_eq!(mm.counters().get(RssKind::Anon), 15);
+        for k in 0..16 {
+            let e = entry::<A>(&mm, 16 + k);
+            if k == 5 {
+                assert_eq!(e.nonpresent(Level::Pte), Some(NonPresent::Hwpoison(pfn.add(5))));
+            } else {
+                assert_eq!(e.pfn(Level::Pte), pfn.add(k));
+                assert!(e.is_writable(Level::Pte) && p.memmap().page_exclusive(pfn.add(k)));
+            }
+        }
+        check(&p);
+        exit(mm);
     }
 }

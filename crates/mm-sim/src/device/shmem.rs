@@ -8,13 +8,13 @@ use super::swapped::Swapped;
 use super::{FileError, Object, cached_word, evict, insert, page_words};
 use crate::Host;
 use crate::events::Events;
-use mm_arch::{Arch, Level, SwapSlot};
+use mm_arch::{Arch, Level, Pfn, SwapSlot};
 use mm_fault::{OrderSet, ShmemMode, ShmemPolicy, WriteAt};
 use mm_folio::{FileId, FolioFlags, FolioRef, FolioRun, FrameBytes, Get};
 use mm_map::Pages;
 use mm_vma::{
-    Backing, BackingError, BackingKind, Event, FoundPage, InsertError, PageCache, PageRequest,
-    Platform, SlotRun, SwapSpace, put_swap, read_folio,
+    Backing, BackingError, BackingKind, Event, FoundPage, InsertError, InstallError, PageCache,
+    PageRequest, Platform, SlotRun, SwapSpace, put_swap, read_folio,
 };
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -240,6 +240,26 @@ impl<A: Arch, O: Events> Backing for Shmem<A, O> {
             }
         };
         self.get_or_make(index, orders)
+    }
+    fn is_missing(&self, index: u64) -> bool {
+        // In this order: a page leaves the cache for swap behind its entry there.
+        self.cache.is_vacant(index, 1) && self.swapped().slot(index).is_none()
+    }
+    fn install(&self, index: u64, fill: &mut dyn FnMut(Pfn)) -> Result<FolioRun, InstallError> {
+        if index >= self.nr_pages() {
+            return Err(InstallError::PastEnd);
+        }
+        let new = self.host().memmap().alloc(0).map_err(|_| InstallError::NoMemory)?;
+        fill(new.folio().head());
+        let swapped = self.swapped();
+        if swapped.any(index, 1) {
+            return Err(InstallError::Exists);
+        }
+        match insert(&self.cache, index, &new, FolioFlags::SWAPBACKED | FolioFlags::DIRTY) {
+            Ok(()) => Ok(new.into_run(0)),
+            Err(InsertError::Exists) => Err(InstallError::Exists),
+            Err(InsertError::NoMemory) => Err(InstallError::NoMemory),
+        }
     }
     fn move_to_swap(&self, index: u64) -> bool {
         let (host, slots) = (self.host(), self.host().swap().slots());

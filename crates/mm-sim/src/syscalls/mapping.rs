@@ -1,15 +1,16 @@
 //! Calls that change mappings.
 
+use crate::device::page_words;
 use crate::events::Events;
 use crate::scan::{entries, page_of};
 use crate::{Object, Process, Shmem, ShmemKind};
 use mm_arch::{Arch, Entry, Level, Rights, VirtAddr, VirtRange};
 use mm_fault::{FaultFlags, FaultOutcome};
-use mm_folio::FolioFlags;
+use mm_folio::{FolioFlags, FrameBytes};
 use mm_gup::{GupError, GupErrorKind, OnError};
 use mm_map::{
-    Advice, CollapseError, CollapseFor, Collapsed, ForkError, LockWhen, MapError, OldPlace,
-    UffdMode, WpChange, collapse_anon, collapse_object, map_collapsed, next_merged,
+    Advice, CollapseError, CollapseFor, Collapsed, Comes, ForkError, LockWhen, MapError, MoveHoles,
+    OldPlace, UffdMode, WpChange, collapse_anon, collapse_object, map_collapsed, next_merged,
 };
 use mm_reclaim::AdviceError;
 use mm_vma::{Platform, Vma, VmaFlags};
@@ -324,6 +325,61 @@ impl<A: Arch, O: Events> Process<A, O> {
     /// If the range makes no sense or is not registered for it.
     pub fn uffd_wp(&self, range: VirtRange, change: WpChange) -> Result<(), MapError> {
         mm_map::uffd_wp(&self.host().policy().map, &self.mm().read(), range, change)
+    }
+    /// `UFFDIO_COPY`: new pages where none are; `word` says what word (second argument) of a
+    /// page of the range (first) is.
+    ///
+    /// # Errors
+    ///
+    /// At the first page that is there, or in no registered mapping; if there is no memory.
+    pub fn uffd_copy(
+        &self,
+        range: VirtRange,
+        comes: Comes,
+        word: impl Fn(u64, usize) -> u64,
+    ) -> Result<(), MapError> {
+        let bytes = self.host().bytes();
+        let fill = |k, pfn| {
+            (0..page_words::<A>()).for_each(|w| bytes.store(pfn, w * 8, word(k, w)));
+        };
+        mm_map::uffd_copy(&self.mm().read(), range, comes, fill)
+    }
+    /// `UFFDIO_ZEROPAGE`.
+    ///
+    /// # Errors
+    ///
+    /// As [`uffd_copy`](Self::uffd_copy).
+    pub fn uffd_zeropage(&self, range: VirtRange) -> Result<(), MapError> {
+        mm_map::uffd_zeropage(&self.mm().read(), range)
+    }
+    /// `UFFDIO_CONTINUE`: maps what the object has.
+    ///
+    /// # Errors
+    ///
+    /// As [`uffd_copy`](Self::uffd_copy), and at the first page that it has not.
+    pub fn uffd_continue(&self, range: VirtRange, comes: Comes) -> Result<(), MapError> {
+        mm_map::uffd_continue(&self.mm().read(), range, comes)
+    }
+    /// `UFFDIO_POISON`: whoever touches the pages gets a signal.
+    ///
+    /// # Errors
+    ///
+    /// As [`uffd_copy`](Self::uffd_copy).
+    pub fn uffd_poison(&self, range: VirtRange) -> Result<(), MapError> {
+        mm_map::uffd_poison(&self.mm().read(), range)
+    }
+    /// `UFFDIO_MOVE`: the pages of `from` are at `to` then.
+    ///
+    /// # Errors
+    ///
+    /// If the ranges do not suit; at the first page that cannot move.
+    pub fn uffd_move(
+        &self,
+        to: VirtAddr,
+        from: VirtRange,
+        holes: MoveHoles,
+    ) -> Result<(), MapError> {
+        mm_map::uffd_move(&self.mm().read(), to, from, holes)
     }
     /// Forgets which pages were stored to, as a write of 4 to `clear_refs` does.
     ///

@@ -21,3 +21,4 @@ mod swap;
 mod tables;
 mod tracking;
 mod uffd;
+mod uffd_fill;

@@ -1,9 +1,12 @@
 //! An object of a model machine.
 
 use super::ModelPlatform;
-use crate::{Backing, BackingError, BackingKind, FoundPage, PageCache, PageRequest, Platform};
+use crate::{
+    Backing, BackingError, BackingKind, FoundPage, InsertError, InstallError, PageCache,
+    PageRequest, Platform,
+};
 use alloc::sync::Arc;
-use mm_arch::Arch;
+use mm_arch::{Arch, Pfn};
 use mm_folio::{AllocError, FileId, Folio, FolioFlags, FolioRun, Get};
 use mm_sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -74,6 +77,23 @@ impl<A: Arch> Backing for ModelObject<A> {
     fn page(&self, request: &PageRequest<'_>) -> Result<FoundPage, BackingError> {
         let page = self.cache.get(request.index).ok_or(BackingError::PastEnd)?;
         Ok(FoundPage { page, major: false })
+    }
+    fn is_missing(&self, index: u64) -> bool {
+        self.cache.is_vacant(index, 1)
+    }
+    fn install(&self, index: u64, fill: &mut dyn FnMut(Pfn)) -> Result<FolioRun, InstallError> {
+        if index >= self.nr_pages() {
+            return Err(InstallError::PastEnd);
+        }
+        let new = self.cache.platform().memmap().alloc(0);
+        let new = new.map_err(|_| InstallError::NoMemory)?;
+        fill(new.folio().head());
+        new.folio().set_flag(FolioFlags::UPTODATE | FolioFlags::SWAPBACKED | FolioFlags::DIRTY);
+        match self.cache.insert(index, &new) {
+            Ok(()) => Ok(new.into_run(0)),
+            Err(InsertError::Exists) => Err(InstallError::Exists),
+            Err(InsertError::NoMemory) => Err(InstallError::NoMemory),
+        }
     }
     fn make_writable(&self, index: u64) -> Result<(), BackingError> {
         if let Some(run) = self.cache.get(index) {
