@@ -26,7 +26,7 @@ use mm_arch::{Arch, Entry, Level, SwapBits, SwapSlot, VirtAddr};
 use mm_folio::{AnonId, Exclusivity, Folio, FolioFlags, FolioLockGuard, FolioRef, FrameBytes, Get};
 use mm_pgtable::{LockedTable, Step};
 use mm_rmap::RmapPlatform;
-use mm_vma::{Platform, RssKind, SlotRun, SwapSpace, VmaFlags, read_folio};
+use mm_vma::{Platform, RssKind, SlotRun, SwapSpace, VmaFlags, free_swap_cache, read_folio};
 
 /// Slots that are being read past the cache.
 struct Reading<'m, P: Platform> {
@@ -230,11 +230,11 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
     ) -> FaultOutcome {
         let Content { mut own, lock, page, major, alone } = content;
         let folio = own.folio();
-        let Some(mut table) = self.lock_table() else { return FaultOutcome::MINOR };
+        let Some(mut table) = self.lock_table() else { return self.give_up(own, lock) };
         let index = table.index_of(self.va);
         if table.get(index) != seen {
             drop(table);
-            return FaultOutcome::MINOR;
+            return self.give_up(own, lock);
         }
         // Not before the entry was looked at: it may be about another page by now.
         if !folio.has(FolioFlags::UPTODATE) || folio.has(FolioFlags::HWPOISON) {
@@ -326,6 +326,16 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
             FaultOutcome::Done { .. } => FaultOutcome::Done { major },
             other => other,
         }
+    }
+
+    /// Somebody else was faster. Whoever took the last entry off the slots meanwhile could not
+    /// take the locked folio out of the cache, and left that to its holder.
+    fn give_up(&self, own: FolioRef<'m, P, Get>, lock: FolioLockGuard<'m, P>) -> FaultOutcome {
+        drop(lock);
+        if !mm_sync::mutant!("fault.swap.keep_unwanted") {
+            free_swap_cache(self.mm().platform(), own.folio());
+        }
+        FaultOutcome::MINOR
     }
 
     /// All entries of a large folio, if they are swap entries for its slots, alike in

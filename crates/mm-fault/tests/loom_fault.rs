@@ -82,7 +82,7 @@ fn two_copies_of_one_shared_page() {
     race("two_copies_of_one_shared_page", model, &["fault.copy.no_recheck"]);
 }
 
-/// Race F-RACE-24b. Rules: FAULT-03, FAULT-06, ACC-15.
+/// Rules: F-RACE-24b, FAULT-03, FAULT-06, ACC-15.
 #[test]
 fn a_fault_meets_an_entry_that_is_cleared_for_a_moment() {
     fn change_and_fault(flags: FaultFlags) {
@@ -175,7 +175,7 @@ fn a_reuse_meets_a_sharer_on_its_way_out() {
     race("a_reuse_meets_a_sharer_on_its_way_out", model, &["fault.reuse.map_only"]);
 }
 
-/// Race F-RACE-08. Rules: REUSE-06, REUSE-07, REUSE-08.
+/// Rules: F-RACE-08, REUSE-06, REUSE-07, REUSE-08.
 ///
 /// A folio in two tables; a reference from before the fault; an unmap in the
 /// other table, which makes mapping count and reference count go by the same
@@ -264,7 +264,7 @@ fn a_write_fault_meets_an_unmap() {
     race("a_write_fault_meets_an_unmap", model, &["fault.present.no_recheck"]);
 }
 
-/// Race F-RACE-24 at PMD level. Rules: ANON-10.
+/// Rules: F-RACE-24, at PMD level; ANON-10.
 #[test]
 fn two_faults_on_one_empty_pmd() {
     type Small = ModelWord<4>;

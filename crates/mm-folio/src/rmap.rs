@@ -222,10 +222,13 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         debug_assert!(self.is_anon());
         self.check_range(first, n);
         // All pages are asked before the first is changed.
-        if self.fork_must_copy(first, n, parent) {
-            return Err(MaybePinned);
+        let at_once = if mutant!("folio.dup.page_by_page") { 1 } else { n };
+        for page in (first..first + n).step_by(at_once as usize) {
+            if self.fork_must_copy(page, at_once, parent) {
+                return Err(MaybePinned);
+            }
+            self.map.clear_exclusive(self.page(page), at_once as usize);
         }
-        self.map.clear_exclusive(self.page(first), n as usize);
         self.add_ptes(first, n, dst);
         Ok(())
     }
@@ -308,6 +311,12 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
     /// Never fails (rule PSPLIT-01), see [`hold_for_mappings`](Self::hold_for_mappings).
     pub fn split_pmd_counts(&self, mm: MmId) {
         debug_assert!(self.is_anon() && self.entire_mapcount() > 0);
+        if mutant!("folio.split_counts.whole_first") {
+            self.remove_pmd(mm);
+            self.map.put_units(self.head, 1);
+            self.head_record().refs.fetch_add(self.nr_pages(), Relaxed);
+            return self.add_ptes(0, self.nr_pages(), mm);
+        }
         // References before mappings (rule FOLIO-03): for a moment there is one
         // mapping more than pages, and it has its reference, too (INV-1).
         self.head_record().refs.fetch_add(self.nr_pages(), Relaxed);

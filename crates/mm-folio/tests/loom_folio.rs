@@ -107,7 +107,7 @@ fn a_grab_races_with_the_last_put_and_a_new_life() {
     );
 }
 
-/// Rules: PIN-06. Race: P-RACE-07.
+/// Rules: PIN-06, P-RACE-07.
 #[test]
 fn a_grab_races_with_a_split() {
     fn model() {
@@ -145,7 +145,7 @@ fn a_grab_races_with_a_split() {
     );
 }
 
-/// Rules: PIN-06, FOLIO-10. Race: P-RACE-07.
+/// Rules: PIN-06, FOLIO-10, P-RACE-07.
 #[test]
 fn a_grab_races_with_other_folios_in_the_same_frames() {
     fn model() {
@@ -176,7 +176,7 @@ fn a_grab_races_with_other_folios_in_the_same_frames() {
     race("regroup_vs_grab", model, &["folio.no_head_recheck", "folio.free.keep_tails"]);
 }
 
-/// Rules: RMAP-19, FOLIO-26, FOLIO-27. Race: F-RACE-03, P-RACE-04.
+/// Rules: RMAP-19, FOLIO-26, FOLIO-27, F-RACE-03, P-RACE-04.
 #[test]
 fn a_read_only_pin_races_with_sharing() {
     fn model<const ORDER: u32>() {
@@ -256,10 +256,10 @@ fn a_pin_races_with_fork() {
         assert_eq!(exclusive, if shared { 0 } else { 4 });
         assert!(!(pinned && shared), "a pinned page was shared");
     }
-    race("pin_vs_fork", model, &["gup.pin.mb", "seq.write.mb"]);
+    race("pin_vs_fork", model, &["gup.pin.mb", "seq.write.mb", "folio.dup.page_by_page"]);
 }
 
-/// Rules: RMAP-19, GUPF-12. Race: P-RACE-05: whoever detaches entries and then
+/// Rules: RMAP-19, GUPF-12, P-RACE-05: whoever detaches entries and then
 /// looks at the references sees every grab that was not taken back.
 #[test]
 fn a_get_races_with_a_look_at_the_references() {
@@ -365,7 +365,7 @@ fn two_address_spaces_map_at_once() {
     );
 }
 
-/// Rules: REUSE-07, FOLIO-03. Race: F-RACE-08: another table of the same
+/// Rules: REUSE-07, FOLIO-03, F-RACE-08: another table of the same
 /// address space loses a mapping, and the reference that goes with it is at once
 /// somebody else's.
 #[test]
@@ -393,7 +393,7 @@ fn reuse_does_not_mix_counts_of_two_moments() {
     race("reuse_vs_unmap", model, &["folio.counts.no_lock"]);
 }
 
-/// Rules: REUSE-07, FOLIO-03. Race: F-RACE-08: another table of the same
+/// Rules: REUSE-07, FOLIO-03, F-RACE-08: another table of the same
 /// address space gains a mapping while somebody holds a reference.
 #[test]
 fn reuse_compares_counts_that_stand_still() {
@@ -422,7 +422,7 @@ fn reuse_compares_counts_that_stand_still() {
     race("reuse_vs_mapper", model, &["folio.counts.refs_early", "folio.counts.no_lock"]);
 }
 
-/// Rules: FOLIO-03, ZAP-03. Race: F-RACE-05: a leaving sharer reads through a
+/// Rules: FOLIO-03, ZAP-03, F-RACE-05: a leaving sharer reads through a
 /// stale translation until it has flushed and drops its reference.
 #[test]
 fn reuse_waits_for_a_leaving_sharer() {

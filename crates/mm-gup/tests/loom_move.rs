@@ -11,6 +11,7 @@
 //! | MM-024 | fault; split a leaf of the same folio | `a_leaf_under_split_counts_for_whoever_would_reuse_it` |
 //! | F-RACE-17, P-RACE-05 | pin; collapse | `a_pinned_page_is_not_collapsed_away` |
 //! | F-RACE-18 | fault; collapse | `a_fault_is_not_lost_in_a_table_that_was_cut_off` |
+//! | EXCL-06 | swap-in; fork | `a_page_that_comes_back_beside_a_fork_is_shared` |
 #![cfg(loom)]
 
 use mm_arch::model::ModelWord;
@@ -22,11 +23,11 @@ use mm_folio::{FolioRef, FrameBytes, Get};
 use mm_gup::{Gup, GupFlags, Pages, unpin_pages};
 use mm_map::{CollapseFor, Collapsed, MapPolicy, collapse_anon, exit, fork, mmap_anon};
 use mm_pgtable::LockedEntry;
-use mm_rmap::model::{ModelConfig, ModelPlatform, machine};
+use mm_rmap::model::{ModelConfig, ModelPlatform, UnmapBy, machine, swap_out};
 use mm_rmap::{Batching, SplitFolio, migrate_folio, split_anon_folio, split_pmd};
 use mm_sync::model::{Bounds, caught, holds_with};
 use mm_sync::thread::{JoinHandle, spawn};
-use mm_vma::{Mm, Platform, VmaFlags};
+use mm_vma::{Mm, Platform, RssKind, SwapSpace, VmaFlags};
 use std::sync::Arc;
 
 type A = ModelWord<4>;
@@ -58,7 +59,7 @@ fn page(k: u64) -> VirtAddr {
 }
 /// A space with a mapping of four pages, of which the first one holds 7.
 fn space(thp: ThpPolicy) -> (P, Space) {
-    let config = ModelConfig { nr_frames: 16, nr_tables: 6, ..ModelConfig::tiny() };
+    let config = ModelConfig { nr_frames: 16, nr_tables: 6, swap_slots: 4, ..ModelConfig::tiny() };
     let p = machine::<A>(config).expect("machine");
     let mm = Space(Mm::new(p.clone()).expect("space"));
     let range = VirtRange::units(page(0), 4, 12).expect("range");
@@ -77,6 +78,12 @@ fn huge() -> ThpPolicy {
 fn store(mm: &Mm<P>, k: u64, thp: ThpPolicy) {
     let outcome = handle_fault(&FaultPolicy::new(thp), &mm.read(), page(k), FaultFlags::WRITE);
     assert_eq!(outcome, FaultOutcome::Done { major: false });
+}
+/// A fault for a load, of a page that may be on swap.
+fn load(mm: &Mm<P>, k: u64) {
+    let policy = FaultPolicy::new(small());
+    let outcome = handle_fault(&policy, &mm.read(), page(k), FaultFlags::empty());
+    assert!(matches!(outcome, FaultOutcome::Done { .. }));
 }
 /// What maps page `k`, and the frame.
 fn entry(mm: &Mm<P>, k: u64) -> (<A as mm_arch::Arch>::Entry, Pfn) {
@@ -235,12 +242,12 @@ fn a_leaf_under_split_counts_for_whoever_would_reuse_it() {
     fn model() {
         let (p, mm) = space(huge());
         let child = Space(fork(&MapPolicy::default(), &mm).expect("memory"));
-        let splitter = spawn({
-            let child = child.clone();
-            move || split_pmd(&child, child.read().stay(), page(0))
+        let writer = spawn({
+            let mm = mm.clone();
+            move || store(&mm, 0, huge())
         });
-        store(&mm, 0, huge());
-        splitter.join().expect("joins");
+        split_pmd(&child, child.read().stay(), page(0));
+        writer.join().expect("joins");
         let (parents, childs) = (entry(&mm, 0), entry(&child, 0));
         let level = if parents.0.is_leaf(Level::Pmd) { Level::Pmd } else { Level::Pte };
         let sound = !parents.0.is_writable(level) || parents.1 != childs.1;
@@ -248,6 +255,7 @@ fn a_leaf_under_split_counts_for_whoever_would_reuse_it() {
         assert!(sound, "the child reads what the parent stores");
     }
     holds_with("huge reuse vs leaf split", Bounds::at_most(1), model);
+    caught("huge reuse vs leaf split", "folio.split_counts.whole_first", model);
 }
 
 /// Rules: F-RACE-17, P-RACE-05, COLL-02, COLL-03, MM-016.
@@ -288,10 +296,34 @@ fn a_fault_is_not_lost_in_a_table_that_was_cut_off() {
         let (e, pfn) = entry(&mm, 1);
         let whole = p.memmap().folio(pfn).is_large();
         let (mapped, folios) = (!e.is_none(), p.folios_in_use());
+        let counted = mm.counters().get(RssKind::Anon);
+        assert_eq!(counted, if whole { 4 } else { 2 }, "a page is counted twice");
         finish(&p, &[&mm], None);
         assert!(mapped, "the page that the fault mapped is lost");
         assert_eq!(whole, done == Ok(Collapsed::Now));
         assert_eq!(folios, if whole { 1 } else { 2 });
     }
-    holds_with("fault vs collapse", Bounds::at_most(2), model);
+    race("fault vs collapse", model, &["map.collapse.stale_survey"]);
+}
+
+/// Rules: EXCL-06, FORK-10, SWPI-07.
+#[test]
+fn a_page_that_comes_back_beside_a_fork_is_shared() {
+    fn model() {
+        let (p, mm) = space(small());
+        assert!(swap_out(&p, entry(&mm, 0).1, UnmapBy::Run));
+        let faulter = spawn({
+            let mm = mm.clone();
+            move || load(&mm, 0)
+        });
+        let child = Space(fork(&MapPolicy::default(), &mm).expect("memory"));
+        faulter.join().expect("joins");
+        load(&child, 0);
+        let (parents, childs) = (entry(&mm, 0), entry(&child, 0));
+        let writable = [parents, childs].iter().any(|e| e.0.is_writable(Level::Pte));
+        finish(&p, &[&child, &mm], None);
+        assert!(parents.1 != childs.1 || !writable, "one reads what the other stores");
+        assert_eq!(p.slots().in_use().len(), 0);
+    }
+    race("swap-in vs fork", model, &["map.fork.swap_exclusive"]);
 }

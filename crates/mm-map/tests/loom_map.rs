@@ -7,6 +7,7 @@
 //! ```
 #![cfg(loom)]
 
+use core::ops::ControlFlow;
 use mm_arch::model::ModelWord;
 use mm_arch::{AccessKind, Arch, Entry, Level, Pfn, Rights, VirtAddr, VirtRange, WriteKind};
 use mm_folio::{Exclusivity, FolioRun, Get};
@@ -14,8 +15,8 @@ use mm_map::{
     MapPolicy, OldPlace, exit, fork, mark_hints, mmap_anon, mprotect, mremap_move, zap_range,
 };
 use mm_pgtable::{Gather, LockedEntry, TableMemory, TableSpace, TablesStay};
-use mm_rmap::RmapPlatform;
 use mm_rmap::model::{ModelConfig, ModelPlatform, machine};
+use mm_rmap::{MappedWalk, RmapPlatform, Seek, Strict};
 use mm_sync::model::{Bounds, caught, holds_with};
 use mm_sync::thread::spawn;
 use mm_vma::{Mm, Platform, RssKind, VmaFlags};
@@ -352,4 +353,40 @@ fn hint_and_discard() {
 #[test]
 fn hint_of_a_leaf_vs_discard() {
     race("hint of a leaf vs discard", hint_and_discard, &["map.protect.hole"]);
+}
+
+// A move, and a walk of the trees: a page is found at its old place or at its new one, since
+// the new one is visited later.
+
+fn move_and_walk() {
+    let (p, mm) = space();
+    let head = map(&p, &mm, 0, Level::Pte);
+    drop(mm.tables().ensure_table(stay(), page(8)).expect("memory"));
+    let own = p.memmap().folio(head).grab::<Get>(1).expect("room");
+    let mover = {
+        let mm = Arc::clone(&mm);
+        spawn(move || {
+            let mut vmas = mm.write();
+            mremap_move(&POLICY, &mut vmas, pages(0, 4), page(8), OldPlace::Keep).expect("memory");
+        })
+    };
+    let locked = own.folio().lock();
+    let mut found = false;
+    p.anon_trees().walk(own.folio(), &mut |mm, visit| {
+        let mut walk = MappedWalk::<P, Strict>::new(mm, &visit, own.folio(), Seek::Mappings);
+        found |= walk.next_hit().is_some();
+        ControlFlow::Continue(())
+    });
+    drop(locked);
+    mover.join().expect("thread");
+    drop(own);
+    exit(&POLICY, &mm);
+    assert!(found, "neither at the old place nor at the new one");
+    assert_eq!(p.folios_in_use(), 0);
+}
+
+/// Rules: F-RACE-31, RMAP-32.
+#[test]
+fn move_vs_walk() {
+    race("move vs walk", move_and_walk, &["rmap.links.newest_first"]);
 }

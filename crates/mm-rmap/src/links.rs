@@ -50,7 +50,9 @@ impl Links {
     }
     /// Room for the link was reserved.
     pub fn link(&mut self, link: Link) {
-        let at = self.at.partition_point(|l| l.first <= link.first);
+        let before = mm_sync::mutant!("rmap.links.newest_first");
+        let at =
+            self.at.partition_point(|l| l.first < link.first || l.first == link.first && !before);
         self.at.insert(at, link);
         self.longest = self.longest.max(link.nr);
     }

@@ -4,7 +4,7 @@ use crate::RmapPlatform;
 use crate::policy::Batching;
 use crate::suspend::{Leaves, suspend_if_mapped};
 use mm_folio::{Folio, FolioFlags, FolioRef, FrameBytes, Get, QueueReason};
-use mm_vma::{PageCache, Platform, SwapSpace};
+use mm_vma::{PageCache, Platform, SwapSpace, free_swap_cache};
 
 /// Why a folio was not moved. It is where it was, and mapped as before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -102,6 +102,8 @@ pub fn migrate_folio<P: RmapPlatform>(
         to.enlist();
     }
     drop((locked, new_locked));
+    // Whoever gave it up meanwhile could not lock it.
+    free_swap_cache(platform, to);
     Ok(())
 }
 

@@ -33,7 +33,7 @@ pub fn collapse_anon<P: RmapPlatform>(
     on_behalf: CollapseFor,
 ) -> Result<Collapsed, CollapseError> {
     let block = Block::<P>::around(va, order)?;
-    {
+    let before = {
         let vmas = mm.read();
         let vma = block.vma(&vmas)?;
         match mm.tables().lock_entry(vmas.stay(), block.start()) {
@@ -42,11 +42,9 @@ pub fn collapse_anon<P: RmapPlatform>(
                 return Ok(Collapsed::Already);
             }
             LockedEntry::Huge(_) => return Err(CollapseError::Entry(block.start())),
-            LockedEntry::Table(table) => {
-                block.survey(mm, vma, &table, on_behalf)?;
-            }
+            LockedEntry::Table(table) => block.survey(mm, vma, &table, on_behalf)?,
         }
-    }
+    };
     // Without locks: it may wait (rule COLL-02).
     let no_memory = CollapseError::NoMemory(block.start());
     let mut new = mm.platform().memmap().alloc(order).map_err(|_| no_memory)?;
@@ -57,7 +55,7 @@ pub fn collapse_anon<P: RmapPlatform>(
         new.grow(block.nr() as u32 - 1).map_err(|_| no_memory)?;
     }
     let mut vmas = mm.write();
-    by_policy!(policy, collapse_locked::<P>(&mut vmas, block, on_behalf, new, isolated))?;
+    by_policy!(policy, collapse_locked::<P>(&mut vmas, block, on_behalf, before, new, isolated))?;
     mm.platform().observer().event(Event::CollapseAlloc, u64::from(order));
     Ok(Collapsed::Now)
 }
@@ -267,6 +265,7 @@ fn collapse_locked<'m, B: Strategy, P: RmapPlatform>(
     vmas: &mut MmWrite<'m, P>,
     block: Block<P>,
     on_behalf: CollapseFor,
+    before: Survey,
     new: FolioRef<'m, P, Get>,
     mut isolated: Vec<Isolated<'m, P>>,
 ) -> Result<(), CollapseError> {
@@ -298,6 +297,8 @@ fn collapse_locked<'m, B: Strategy, P: RmapPlatform>(
         .survey(mm, vma, &table, on_behalf)
         .and_then(|seen| block.isolate(mm, &table, &mut isolated).map(|()| seen));
     let seen = match ready {
+        // Never what was seen before the lock was taken: faults went on.
+        Ok(_) if mm_sync::mutant!("map.collapse.stale_survey") => before,
         Ok(seen) => seen,
         Err(e) => {
             drop(table);
