@@ -264,7 +264,7 @@ fn a_write_fault_meets_an_unmap() {
     race("a_write_fault_meets_an_unmap", model, &["fault.present.no_recheck"]);
 }
 
-/// Rules: F-RACE-24, at PMD level; ANON-10.
+/// Rules: F-RACE-24, ANON-10. At PMD level.
 #[test]
 fn two_faults_on_one_empty_pmd() {
     type Small = ModelWord<4>;

@@ -110,7 +110,7 @@ fn a_wide_reuse_meets_a_pin() {
     race("a_wide_reuse_meets_a_pin", model, &["fault.reuse.mark_late"]);
 }
 
-/// Rules: REUSE-06, REUSE-07, F-RACE-06, F-RACE-32: a reference that came before the
+/// Rules: REUSE-06, REUSE-07, F-RACE-06, F-RACE-32. A reference that came before the
 /// verdict keeps it from widening.
 #[test]
 fn a_wide_reuse_meets_a_reference() {
@@ -158,7 +158,7 @@ fn two_faults_in_one_table() {
     race("two_faults_in_one_table", model, &["fault.present.no_recheck", "fault.anon.no_recheck"]);
 }
 
-/// Rules: F-RACE-33, with a load: an empty look must not become a zero page.
+/// Rules: F-RACE-33. With a load: an empty look must not become a zero page.
 #[test]
 fn a_load_meets_a_wide_reuse() {
     fn model() {
@@ -196,7 +196,7 @@ fn two_faults_in_two_tables() {
     race("two_faults_in_two_tables", model, &["fault.reuse.own_reference"]);
 }
 
-/// Rules: REUSE-08, FOLIO-03, ZAP-03, F-RACE-05, for the neighbours.
+/// Rules: REUSE-08, FOLIO-03, ZAP-03, F-RACE-05. For the neighbours.
 #[test]
 fn a_wide_reuse_meets_a_sharer_on_its_way_out() {
     fn model() {
