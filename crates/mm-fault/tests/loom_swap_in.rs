@@ -4,7 +4,6 @@
 //! |---|---|---|
 //! | F-RACE-26 | fault; fault | `a_page_comes_back_once` |
 //! | F-RACE-26 | fault; fault, discard, store, swap-out to the same slot | `a_slot_that_is_used_again_is_another_page` |
-//! | F-RACE-07 | store to what came back; fault of a sharer | `a_page_that_a_sharer_can_still_have_is_not_reused` |
 #![cfg(loom)]
 
 mod common;
@@ -104,30 +103,4 @@ fn a_slot_that_is_used_again_is_another_page() {
     for mutant in ["fault.swap.no_recheck", "fault.swap.keep_unwanted"] {
         caught("swap-in vs slot reuse", mutant, slot_is_used_again);
     }
-}
-
-fn reuse_and_swap_in() {
-    let p = process(true);
-    let c = p.fork().shared();
-    assert!(swap_out(p.machine(), p.pfn(0), UnmapBy::Run));
-    assert!(matches!(p.fault(0, FaultFlags::empty()), FaultOutcome::Done { .. }));
-    let other = spawn({
-        let c = c.clone();
-        move || c.fault(0, FaultFlags::empty())
-    });
-    for outcome in [p.fault(0, FaultFlags::WRITE), other.join().expect("joins")] {
-        assert!(matches!(outcome, FaultOutcome::Done { .. }));
-    }
-    p.write(0, 9);
-    assert_eq!((c.read(0), p.read(0)), (7, 9), "the sharer reads what was stored");
-    let m = p.machine().clone();
-    drop((p, c));
-    assert_eq!((m.folios_in_use(), m.slots().in_use().len()), (0, 0));
-}
-
-/// Rules: F-RACE-07, REUSE-01, SWAP-03.
-#[test]
-fn a_page_that_a_sharer_can_still_have_is_not_reused() {
-    holds_with("reuse vs swap-in", Bounds::at_most(2), reuse_and_swap_in);
-    caught("reuse vs swap-in", "fault.reuse.beside_cache", reuse_and_swap_in);
 }
