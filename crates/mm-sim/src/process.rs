@@ -67,8 +67,12 @@ pub enum AccessError {
 }
 
 /// Faults that one access may take before it counts as stuck. A store to an
-/// untouched page can take three: table, zero page, copy.
-const MAX_FAULTS: usize = 8;
+/// untouched page can take three: table, zero page, copy. Whoever moves pages or
+/// takes rights away at the same time makes it fault again, however often the scheduler
+/// has it; a bug in the fault code faults for ever.
+const MAX_FAULTS: usize = 1000;
+/// Faults after which an access lets others go first.
+const PATIENCE: usize = 4;
 
 impl<A: Arch, O: Events> Process<A, O> {
     pub(crate) fn new(mm: Arc<Mm<Host<A, O>>>, cpu: usize) -> Self {
@@ -150,10 +154,11 @@ impl<A: Arch, O: Events> Process<A, O> {
                 Err(fault) => self.fault(fault)?,
             }
             // However long somebody moves the page, the access waits (rule MIGR-04).
-            if faults >= MAX_FAULTS / 2 && self.is_moving(va) {
-                std::thread::yield_now();
-            } else {
+            if faults < PATIENCE {
                 faults += 1;
+            } else {
+                faults += usize::from(!self.is_moving(va));
+                std::thread::yield_now();
             }
         }
         Err(AccessError::Stuck(PageFault { va, access }))
