@@ -148,7 +148,7 @@ impl Cell for Pair {
             let (raw, torn) = cell.try_read::<R>();
             (raw ^ e) & keep | u64::from(torn)
         };
-        word::run_of::<_, 8>(cells, head, step, differs, |cell, e| {
+        word::run_of::<_, 8, 8>(cells, head, step, differs, |cell, e| {
             (cell.read::<R>() ^ e) & keep == 0
         })
     }

@@ -64,7 +64,7 @@ pub fn update(cell: &AtomicU64, f: impl Fn(u64) -> Option<u64>) -> Result<u64, u
 pub fn scan(cells: &[AtomicU64], head: u64, step: u64, ignore: u64) -> usize {
     let keep = !ignore;
     let differs = |cell: &AtomicU64, e| (cell.load(Ordering::Relaxed) ^ e) & keep;
-    run_of::<_, 16>(cells, head, step, differs, |cell, e| differs(cell, e) == 0)
+    run_of::<_, 16, 32>(cells, head, step, differs, |cell, e| differs(cell, e) == 0)
 }
 
 /// Whether the cells hold `expected, expected + step, …`, by one branch.
@@ -102,10 +102,10 @@ fn groups<C, const N: usize>(
 /// against an expected value: `differs` is zero only if it is met and has no branch,
 /// `is` is exact. The first is taken as given.
 ///
-/// Cells share one branch in groups of `N` and 8: their differences are OR-ed first. A format that
-/// stores frames inverted passes a negative `step` (rule PTE-09).
+/// Cells share one branch in groups of `WIDE`, `N` and 8: their differences are OR-ed first. A
+/// format that stores frames inverted passes a negative `step` (rule PTE-09).
 #[inline(always)]
-pub(crate) fn run_of<C, const N: usize>(
+pub(crate) fn run_of<C, const N: usize, const WIDE: usize>(
     cells: &[C],
     head: u64,
     step: u64,
@@ -121,7 +121,10 @@ pub(crate) fn run_of<C, const N: usize>(
             return N;
         }
         expected = head.wrapping_add(step.wrapping_mul(N as u64));
-        nr = N + groups::<C, N>(rest, &mut expected, step, &differs);
+        nr = N + groups::<C, WIDE>(rest, &mut expected, step, &differs);
+        if WIDE > N {
+            nr += groups::<C, N>(&cells[nr..], &mut expected, step, &differs);
+        }
     }
     if N > 8 && nr < cells.len() {
         // From the head on, it may be, which is read once more then. If it has changed

@@ -93,7 +93,7 @@ pub struct Runs {
 
 impl Runs {
     /// Pages taken between two reservations.
-    const STEP: usize = 4096;
+    const STEP: usize = 16384;
 
     /// No runs.
     pub fn new() -> Self {
