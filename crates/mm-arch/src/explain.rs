@@ -85,17 +85,17 @@ impl<'a> Check<'a> {
         let mask = self.fields.iter().filter(|f| f.name == name).fold(0, |m, f| m | f.mask());
         self.clear(mask, what);
     }
-    /// `e` without a translation says `what`, in `kind` of its bits: its level must have
-    /// that, and the format write it so, but for bits that are `ignored`.
+    /// `e` without a translation says `what`, in `kind` and `offset` of its bits: its level must
+    /// have that, and the format write it so, but for bits that are `ignored`.
     pub fn says<E: Entry>(
         &mut self,
         e: E,
         level: Level,
         what: NonPresent,
         kind: u64,
+        offset: u64,
         ignored: u64,
     ) {
-        let kind = self.raw & kind;
         let migrates = matches!(what, NonPresent::Migration { .. } | NonPresent::Device { .. });
         let misplaced = level == Level::Pmd && !migrates;
         self.fault(misplaced, kind, "a PMD is swapped or marked by its PTEs only");
@@ -104,7 +104,7 @@ impl<'a> Check<'a> {
                 let other = (made.raw() ^ self.raw) & !ignored;
                 self.fault(other != 0, other, "bits that this kind of entry does not use");
             }
-            Err(_) => self.fault(true, kind, "an offset that the kernel never hands out"),
+            Err(_) => self.fault(true, offset, "an offset that the kernel never hands out"),
         }
     }
     /// An entry without a translation where PTEs and PMDs are alike, and `kind` of its bits
@@ -113,7 +113,7 @@ impl<'a> Check<'a> {
         let (raw, place) = (self.raw, matches!(level, Level::Pte | Level::Pmd));
         self.fault(!place, raw, "a table of this level holds no entry without a translation");
         if let Some(what) = e.nonpresent(level) {
-            return self.says(e, level, what, kind, 0);
+            return self.says(e, level, what, raw & kind, raw & kind, 0);
         }
         self.fault(place && raw & kind == 0, raw, "flags of nothing");
         for name in ["ZERO", "UNUSED"] {

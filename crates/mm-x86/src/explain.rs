@@ -208,7 +208,7 @@ fn nonpresent<L: Layout>(check: &mut Check<'_>, e: X86Value<L>, level: Level) {
         check.fault(unknown, OFFSET.mask(), "a marker that means nothing");
         return;
     };
-    check.says(e, level, what, TYPE.mask() | OFFSET.mask(), ACCESSED | DIRTY);
+    check.says(e, level, what, TYPE.mask(), OFFSET.mask(), ACCESSED | DIRTY);
 }
 
 impl<M: Mode> Explain for Paging<M> {
