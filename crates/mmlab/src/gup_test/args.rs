@@ -56,8 +56,9 @@ pub struct GupTestArgs {
     /// MAP_SHARED: of the file, or of shared memory.
     #[arg(short = 'S', conflicts_with = "folio")]
     pub shared: bool,
-    /// MAP_HUGETLB; not built yet.
-    #[arg(short = 'H')]
+    /// MAP_HUGETLB: all of it in huge pages of 2 MiB before anything is measured. There is no
+    /// hugetlbfs: they are anonymous folios, mapped by PMD leaves.
+    #[arg(short = 'H', conflicts_with_all = ["shared", "file", "folio", "thp", "no_thp", "untouched"])]
     pub hugetlb: bool,
     /// A file of this computer to map, privately without -S. It must be large enough.
     #[arg(short = 'f', value_name = "FILE", conflicts_with = "folio")]
@@ -150,8 +151,8 @@ impl GupTestArgs {
         })
     }
 
-    /// The first option that asks for what is not built.
-    pub fn not_built(&self) -> Option<&'static str> {
-        self.hugetlb.then_some("-H")
+    /// The folios that the region is filled with, if that is asked for.
+    pub fn filled_with(&self) -> Option<FolioSize> {
+        if self.hugetlb { Some(FolioSize::M2Pmd) } else { self.folio }
     }
 }

@@ -28,7 +28,7 @@ impl Line<'_> {
         json!({
             "mode": self.mode.name(),
             "policy": self.args.policy.name(),
-            "folio": self.args.folio.map(FolioSize::name),
+            "folio": self.args.filled_with().map(FolioSize::name),
             "bytes": self.bytes(),
             "truncated": self.bytes() != self.bed.range.bytes(),
             "pages_per_call": self.args.pages_per_call,

@@ -72,9 +72,6 @@ impl<'a> Session<'a> {
         clock: Clock<'a>,
         emit: &'a (dyn Fn(&str) + Sync),
     ) -> Result<Self, String> {
-        if let Some(option) = args.not_built() {
-            return Err(format!("{option} is not built yet"));
-        }
         let plan = args.plan()?;
         let bytes = args.mib << 20;
         let outputs = args.threads.saturating_mul(bytes / 4096 * 8);
@@ -88,12 +85,12 @@ impl<'a> Session<'a> {
         if args.thp {
             policy.fault.thp = policy.fault.thp.with_global(mm_fault::ThpMode::Madvise);
         }
-        let rights = VmaFlags::READ | VmaFlags::WRITE;
+        let (rights, folio) = (VmaFlags::READ | VmaFlags::WRITE, args.filled_with());
         let bed = match (&args.file, args.shared) {
-            (None, false) => Bed::<()>::new(bytes, args.folio, advice, rights, policy)?,
+            (None, false) => Bed::<()>::new(bytes, folio, advice, rights, policy)?,
             (file, shared) => Bed::of_object(bytes, file.as_deref(), shared, advice, policy)?,
         };
-        if args.folio.is_none() && !args.untouched {
+        if folio.is_none() && !args.untouched {
             bed.touch()?;
         }
         let counts = <[EventCounts; 2]>::default();

@@ -84,12 +84,26 @@ mod arguments {
         }
     }
 
-    /// Rules: BENCH-12, BENCH-14. The variants that need huge pages of hugetlbfs.
+    /// Rules: BENCH-02, BENCH-12, BENCH-14. One leaf is one step, from the first pass on.
     #[test]
-    fn what_is_not_built_says_so() {
-        for option in ["-H", "-H -u --compat"] {
-            let refused = output(&format!("-m 1 {option}"));
-            assert!(refused.as_ref().is_err_and(|e| e.contains("not built yet")), "{refused:?}");
+    fn huge_pages_are_there_before_anything_is_measured() {
+        for option in ["-a", "-u", "-L"] {
+            let lines = json(&format!("-H -m 4 -n 1024 -r 2 {option}"));
+            assert_eq!(lines.len(), 2);
+            for line in lines {
+                assert_eq!((&line["folio"], &line["bytes"]), (&"2m-pmd".into(), &(4 << 20).into()));
+                let counts = (&line["counts"]["grabs"], &line["counts"]["faults"]);
+                assert_eq!(counts, (&2.into(), &0.into()), "{option}");
+            }
+        }
+        let line = "# PIN_FAST_BENCHMARK: Time: get:412 put:33 us# ";
+        assert!(output("-H -m 2 -n 512 -a --compat").is_ok_and(|l| l.iter().any(|l| l == line)));
+        let odd = output("-H -m 3");
+        assert!(odd.as_ref().is_err_and(|e| e.contains("2m-pmd folios")), "{odd:?}");
+        for other in ["-S", "-t", "-z", "-f x", "--folio 64k"] {
+            let words = format!("mmlab gup-test -H {other}");
+            let refused = Cli::try_parse_from(words.split_whitespace()).expect_err(other);
+            assert!(refused.to_string().contains("cannot be used with"), "{refused}");
         }
     }
 }
