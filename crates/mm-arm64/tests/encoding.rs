@@ -208,7 +208,7 @@ fn present_without_being_valid() {
 
 /// A table lets everything through but the kernel's execution, and is told from a block.
 ///
-/// Rules: A64-02.
+/// Rules: A64-02. Cases: MM-107.
 #[test]
 fn tables_and_blocks() {
     let frame = TableFrame::new(Pfn::new(0x4_2000));

@@ -10,7 +10,7 @@ use mm_arch::model::ModelWord;
 use mm_arch::{Arch, Entry, Level, Protection};
 use mm_fault::{FaultFlags, FaultOutcome, OrderMode, ThpMode, ThpPolicy};
 use mm_folio::{AnonId, Exclusivity, FolioRun, Get};
-use mm_pgtable::TableSpace;
+use mm_pgtable::{Step, TableSpace};
 use mm_rmap::model::{ModelConfig, machine};
 use mm_sync::atomic::{AtomicU64, Ordering::Relaxed};
 use mm_sync::model::{caught, holds};
@@ -242,6 +242,34 @@ fn a_copy_flushes_before_the_other_side_may_reuse() {
         assert_ne!(p.pfn(7), c.pfn(7));
     }
     race("a_copy_flushes_first", model, &["fault.copy.no_flush"]);
+}
+
+/// Whoever sees the copy sees it behind the flush: no CPU reads the old page any more when the
+/// first store to the copy is made. Rules: FAULT-13. Cases: MM-083.
+#[test]
+fn a_copy_is_mapped_behind_the_flush() {
+    fn model() {
+        let m = tiny();
+        let p = process(&m);
+        let _child = p.fork();
+        let p = p.shared();
+        let page = p.pfn(7);
+        let flushes = TableSpace::tlb(&m).flushes.get();
+        let other = spawn({
+            let p = p.clone();
+            move || assert_eq!(p.fault(7, WRITE), DONE)
+        });
+        // As the walk of another CPU does.
+        let seen = match p.mm.tables().pin().walk(va(7)) {
+            Step::Table(_, ptes) => ptes.pte(ptes.index_of(va(7))),
+            other => panic!("{other:?}"),
+        };
+        if seen.is_leaf(Level::Pte) && seen.pfn(Level::Pte) != page {
+            assert!(TableSpace::tlb(&m).flushes.get() > flushes, "the old page is still read");
+        }
+        other.join().expect("thread");
+    }
+    race("a_copy_behind_the_flush", model, &["fault.copy.no_flush"]);
 }
 
 /// Rules: FAULT-03: what was decided on a stale value has no effect.

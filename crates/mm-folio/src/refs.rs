@@ -681,6 +681,42 @@ mod tests {
         assert!(!map.is_zero_page(Pfn::new(0)) && !map.is_huge_zero(Pfn::new(1 << 40)));
     }
 
+    /// Each user is one more: the frame goes with the last one, and not before.
+    ///
+    /// Rules: FOLIO-01, PIN-04. Cases: MM-119.
+    #[test]
+    fn a_second_user_counts_and_the_last_one_frees() {
+        let map = map(64);
+        for order in [0, 2] {
+            let own = map.alloc(order).expect("frames");
+            let f = own.folio();
+            let second = f.grab::<Get>(1).expect("room");
+            assert_eq!(f.refcount(), 2);
+            drop(own);
+            assert_eq!((f.refcount(), map.alive().count()), (1, 1), "one is left");
+            let third = map.try_grab::<Get>(f.head(), 1).expect("alive");
+            drop(second);
+            assert_eq!((f.refcount(), map.alive().count()), (1, 1));
+            drop(third);
+            assert_eq!(map.alive().count(), 0);
+            // Mappings count on, too, of one space and of another.
+            let f = fault(&map, order, mm(1));
+            let n = f.nr_pages();
+            map.clear_exclusive(f.head(), n as usize);
+            for k in 1..=3 {
+                f.grab::<Get>(n).expect("room").hand_over();
+                f.add_anon_ptes(0, nz(n), mm(1 + k % 2), crate::Exclusivity::MaybeShared);
+                assert_eq!((f.mapcount(), f.refcount()), ((k + 1) * n, ((k + 1) * n) as i32));
+            }
+            for k in (1..=3).rev() {
+                unmap(f, 0, n, mm(1 + k % 2));
+                assert_eq!((f.mapcount(), map.alive().count()), (k * n, 1));
+            }
+            unmap(f, 0, n, mm(1));
+            assert_eq!(map.alive().count(), 0);
+        }
+    }
+
     /// Rules: FOLIO-09, FOLIO-01.
     #[test]
     fn references_are_values() {

@@ -78,7 +78,7 @@ fn race(name: &str, model: impl Fn() + Copy + Send + Sync + 'static, mutants: &[
     }
 }
 
-/// Rules: FOLIO-05, PIN-05, PIN-07.
+/// Rules: FOLIO-05, PIN-05, PIN-07. Cases: MM-119.
 #[test]
 fn a_grab_races_with_the_last_put_and_a_new_life() {
     fn model() {

@@ -330,7 +330,9 @@ fn pin_and_share<A: Arch>(order: u32, writable: bool, at: usize, policy: FastPol
     assert_eq!(w.extra(), (0, 0));
 }
 
-/// Rules: GUPF-12, GUPS-24, GUPS-26, RMAP-19, P-RACE-04.
+/// Both full barriers are needed; what the other two are worth, the head of this file says.
+///
+/// Rules: GUPF-12, GUPS-24, GUPS-26, RMAP-19, P-RACE-04. Cases: MM-014.
 #[test]
 fn a_pinned_page_is_not_shared() {
     type W = ModelWord<4>;
@@ -407,7 +409,7 @@ fn pin_and_fork<A: Arch>(order: u32, policy: FastPolicy) {
     assert_eq!(stats.foll_pin_acquired.get(), stats.foll_pin_released.get());
 }
 
-/// Rules: GUPF-05, GUPF-15, GUPS-26, RMAP-10, P-RACE-03, F-RACE-01.
+/// Rules: GUPF-05, GUPF-15, GUPS-26, RMAP-10, P-RACE-03, F-RACE-01. Cases: MM-013.
 #[test]
 fn a_pinned_page_is_not_forked() {
     type W = ModelWord<4>;

@@ -152,7 +152,7 @@ fn announced_store_vs_zap() {
 /// Z: takes a dirty entry, removes the mapping. C: cleans the page, so that it can be
 /// written out. Until a flush a CPU stores by what it has cached: C finds the mapping, or
 /// finds it flushed.
-/// Rules: ZAP-04, F-RACE-22b, RMAP-33.
+/// Rules: ZAP-04, F-RACE-22b, RMAP-33. Cases: MM-082.
 #[test]
 fn zap_of_a_dirty_page_vs_cleaning() {
     race(

@@ -5,7 +5,7 @@ use crate::unmap::{Seen, seen_whole};
 use crate::{ReclaimOf, UnmapPolicy};
 use core::ops::ControlFlow;
 use mm_arch::respect::NOTHING;
-use mm_arch::{Entry, Level};
+use mm_arch::{Arch, Entry, Level};
 use mm_folio::{Folio, FolioFlags, FolioLockGuard};
 use mm_pgtable::LockedPmd;
 use mm_rmap::{Hit, MappedWalk, Peek, RmapPlatform, Seek, Visit, WalkEnd};
@@ -223,7 +223,12 @@ fn clear_young_leaf<P: RmapPlatform>(mm: &Mm<P>, pmd: &mut LockedPmd<'_, P>) -> 
     // In place, so that it is never empty for who looks without the lock; what hardware
     // adds comes back with the exchange. A stale accessed bit needs no flush.
     let mut owed = mm.tables().tlb().obligation();
-    let old = pmd.swap(seen.mkinvalid(Level::Pmd), &mut owed);
+    let meanwhile = if mm_sync::mutant!("aging.leaf.hole") {
+        <P::Arch as Arch>::Entry::NONE
+    } else {
+        seen.mkinvalid(Level::Pmd)
+    };
+    let old = pmd.swap(meanwhile, &mut owed);
     pmd.swap(old.mkold(), &mut owed);
     owed.already_done();
     true

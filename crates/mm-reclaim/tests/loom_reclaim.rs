@@ -10,14 +10,14 @@
 use mm_arch::model::ModelWord;
 use mm_arch::respect::{SOFT_DIRTY, WRITE};
 use mm_arch::{AccessKind, Arch, Entry, FlushScope, Level, Pfn, VirtAddr, VirtRange, WriteKind};
-use mm_fault::{FaultFlags, FaultPolicy, ThpPolicy, handle_fault};
+use mm_fault::{FaultFlags, FaultPolicy, ThpMode, ThpPolicy, handle_fault};
 use mm_folio::{Exclusivity, FileId, FolioFlags, FolioLockGuard, FolioRef, FrameBytes, Get};
-use mm_map::{MapPolicy, exit, mmap_anon, mmap_backing, zap_range};
+use mm_map::{Advice, MapPolicy, exit, madvise, mmap_anon, mmap_backing, zap_range};
 use mm_pgtable::{Gather, LockedEntry, Step, TableMemory, TableSpace, TablesStay};
 use mm_reclaim::model::{know, machine};
 use mm_reclaim::{
-    FlushBatch, ReclaimOf, Shrink, Shrunk, UnmapFlags, UnmapPolicy, Unmapped, shrink_folios,
-    try_to_unmap,
+    FlushBatch, ReclaimOf, Shrink, Shrunk, UnmapFlags, UnmapPolicy, Unmapped, referenced,
+    shrink_folios, try_to_unmap,
 };
 use mm_rmap::RmapPlatform;
 use mm_rmap::model::{ModelConfig, ModelObject, ModelPlatform};
@@ -741,5 +741,45 @@ fn counts_that_begin_anew() {
             assert_eq!(p.tlb().flushes.get(), 1, "flushes that were put off are lost");
         },
         &["pgtable.deferred.wrap"],
+    );
+}
+
+/// A: ages a leaf in place. D: discards the range, and passes by what it finds empty without the
+/// lock. Once it returns, nothing is mapped any more.
+/// Rules: REF-08, MPROT-07. Cases: MM-094.
+#[test]
+fn aging_of_a_leaf_vs_discard() {
+    race(
+        "aging_of_a_leaf_vs_discard",
+        || {
+            let p = new_machine();
+            let mm = Space(Mm::new(p.clone()).expect("space"));
+            mmap_anon(&mut mm.write(), pages(0, 4), VmaFlags::READ | VmaFlags::WRITE)
+                .expect("free");
+            let policy = FaultPolicy::new(ThpPolicy::new(2).with_global(ThpMode::Always));
+            let _ = handle_fault(&policy, &mm.read(), page(0), FaultFlags::WRITE);
+            let LockedEntry::Huge(pmd) = mm.tables().lock_entry(stay(), page(0)) else {
+                panic!("no leaf")
+            };
+            let head = pmd.entry().pfn(Level::Pmd);
+            drop(pmd);
+            let a = {
+                let p = p.clone();
+                spawn(move || {
+                    if let Some(own) = p.memmap().try_grab::<Get>(head, 1) {
+                        referenced(UnmapPolicy::All, &p, &own.folio().lock(), ReclaimOf::Everybody);
+                    }
+                })
+            };
+            madvise(&MAP, &mut mm.write(), pages(0, 4), Advice::DontNeed).expect("advice");
+            a.join().expect("thread");
+            assert!(
+                matches!(mm.tables().lock_entry(stay(), page(0)), LockedEntry::Hole),
+                "mapped behind the discard"
+            );
+            exit(&MAP, &mm);
+            assert_eq!(p.folios_in_use(), 0);
+        },
+        &["aging.leaf.hole"],
     );
 }

@@ -206,6 +206,19 @@ mod facts {
         assert_eq!(e(0x1025).pfn(PTE), Pfn::new(1));
     }
 
+    /// Every table lets everything through: what is allowed is what the leaf allows.
+    ///
+    /// Rules: PTE-13. Cases: MM-107.
+    #[test]
+    fn a_leaf_has_the_rights_that_it_says() {
+        let frame = TableFrame::new(Pfn::new(0x777));
+        for level in X86_64::LEVELS.iter().filter(|l| **l != PTE) {
+            let rights = bits::PRESENT | bits::WRITE | bits::USER;
+            let table = X86Entry::table(frame, *level).bits();
+            assert_eq!(table & (rights | bits::NO_EXECUTE), rights, "{level:?}");
+        }
+    }
+
     /// Rules: PTE-13.
     #[test]
     fn tables_and_what_is_not_one() {

@@ -67,7 +67,7 @@ fn templates() -> [Protection; 5] {
 
 /// The laws of [`Entry`] for one value, whatever its bits.
 ///
-/// Rules: PTE-05, PTE-08..10, PTE-15, PTE-16, PTE-20, SHSTK-04, ACC-19.
+/// Rules: PTE-05, PTE-08..10, PTE-15, PTE-16, PTE-20, SHSTK-04, ACC-19. Cases: MM-097.
 pub fn entry<A: Arch>(e: A::Entry, level: Level) {
     let kinds = [e.is_none(), e.is_present(level), e.nonpresent(level).is_some()];
     assert!(kinds.iter().filter(|k| **k).count() <= 1, "{e:?} is {kinds:?}");

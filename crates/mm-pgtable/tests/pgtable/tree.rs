@@ -41,6 +41,48 @@ on_all_formats! {
         audit(&tables);
     }
 
+    /// An empty entry above stands for empty entries below; a leaf for its parts.
+    ///
+    /// Rules: ACC-04, MM-100.
+    fn a_new_table_maps_what_its_entry_mapped<A>() {
+        let (_, tables) = tree::<A>(2);
+        let mut t = table(&tables, page::<A>(5));
+        t.fill(5, 1, leaf::<A>(0x42));
+        for i in 0..N {
+            assert_eq!(t.stored(i).raw() != 0, i == 5, "entry {i}");
+        }
+        drop(t);
+        audit(&tables);
+    }
+
+    /// What is reported with an item is the place of the item, not that of the next.
+    ///
+    /// Rules: ACC-23, MM-115.
+    fn an_item_is_reported_at_its_own_place<A>() {
+        let n = N as u64;
+        let (_, tables) = tree::<A>(4);
+        table(&tables, page::<A>(n + 5)).fill(5, 1, leaf::<A>(0x55));
+        map_huge::<A>(&tables, page::<A>(3 * n), 0x100);
+        let mut found = Vec::new();
+        for span in tables.spans(stay(), pages::<A>(0, 4 * n)) {
+            match tables.lock_entry(stay(), span.range.start()) {
+                LockedEntry::Hole => {}
+                LockedEntry::Huge(pmd) => {
+                    assert_eq!(pmd.range(), Some(span.range));
+                    found.push(span.range);
+                }
+                LockedEntry::Table(t) => {
+                    let there = (0..N).filter(|i| !t.get(*i).is_none());
+                    found.extend(there.map(|i| {
+                        VirtRange::units(t.va_of(i), 1, A::PAGE_SHIFT).expect("a range")
+                    }));
+                }
+            }
+        }
+        assert_eq!(found, [pages::<A>(n + 5, 1), pages::<A>(3 * n, n)]);
+        assert_eq!(tables.spans(stay(), pages::<A>(4 * n, n)).next().map(|s| s.kind), Some(SpanKind::Hole));
+    }
+
     fn without_memory_nothing_is_lost<A>() {
         let space = slab_space::<A>(0);
         assert_eq!(PageTables::new(space.clone(), SpaceId(1)).err(), Some(TableAllocError));
@@ -270,6 +312,35 @@ fn allocation_fails_at_every_level_without_a_loss() {
 
 /// Emptied middle levels go with the tables below them, bottom up.
 ///
+/// A tree that goes gives back every table of every level, and each of them once.
+///
+/// Rules: ACC-04. Cases: MM-102.
+#[test]
+fn a_tree_gives_all_of_its_tables_back() {
+    // Root; two PMD tables; three PTE tables, one of them with a deposited one.
+    let (space, tables) = tree::<Deep>(7);
+    for p in [3, 70, 77] {
+        table(&tables, page::<Deep>(p)).fill((p % 8) as usize, 1, leaf::<Deep>(p));
+    }
+    map_huge::<Deep>(&tables, page::<Deep>(0x50), 0x100);
+    use mm_pgtable::TableMemory;
+    let frame = space.tables().alloc(Level::Pte).expect("memory");
+    let mut pmd = tables.lock_pmd(stay(), page::<Deep>(0x50)).expect("there");
+    // SAFETY: allocated for this; nobody else knows the frame.
+    unsafe { pmd.deposit(frame) };
+    drop(pmd);
+    assert_eq!((space.tables.in_use(), tables.count_tables(stay())), (7, 7));
+    drop(tables);
+    assert_eq!(space.tables.in_use(), 0);
+    // Each of them can be had once.
+    let mut frames: Vec<_> =
+        (0..7).map(|_| space.tables().alloc(Level::Pte).expect("memory")).collect();
+    frames.sort_by_key(|f| f.pfn());
+    frames.dedup();
+    assert_eq!(frames.len(), 7);
+    assert!(space.tables().alloc(Level::Pte).is_err());
+}
+
 /// Rules: ZAP-10.
 #[test]
 fn empty_middle_levels_are_freed_too() {
@@ -425,7 +496,7 @@ impl TableSpace for Diary {
 /// Finds the planted fault "a table is freed before its flush": no table is
 /// missing yet when a flush is asked for, and the flush names its whole range.
 ///
-/// Rules: ZAP-03, ZAP-05.
+/// Rules: ZAP-03, ZAP-05. Cases: MM-085.
 #[test]
 fn tables_are_retired_behind_the_flush_that_covers_them() {
     let space = Diary(Arc::new(Parts {

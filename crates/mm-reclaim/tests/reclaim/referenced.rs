@@ -161,6 +161,32 @@ mod generic {
         finish(&m, vec![p]);
     }
 
+    pub fn what_a_device_holds_says_nothing<A: Arch>() {
+        use mm_arch::{DeviceKind, NonPresent, SwapBits, SwapSlot};
+        for policy in POLICIES {
+            let m = new_machine::<A>();
+            let p = space(&m, 4);
+            let folio = map_folio(&p, 0, 2);
+            let before = pte::<A>(&p, 1);
+            let of = |what| E::<A>::from_nonpresent(what, SwapBits::default()).expect("it fits");
+            let device = of(NonPresent::Device { kind: DeviceKind::Exclusive, pfn: folio.page(1) });
+            unmap_one::<A>(&p, 3);
+            edit::<A>(&p, 1, |_| device);
+            edit::<A>(&p, 3, |_| of(NonPresent::Swap(SwapSlot { device: 1, offset: 9 })));
+            edit::<A>(&p, 0, |e| e.mkyoung());
+            edit::<A>(&p, 2, |e| e.mkold());
+            let runs = m.events().get(mm_vma::Event::AgingRuns);
+            assert_eq!(nr(ask(&m, policy, folio)), 1, "{policy:?}");
+            assert_eq!(pte::<A>(&p, 1).raw(), device.raw(), "{policy:?}");
+            assert_eq!(which::<A>(&p, 0, 3, |e| e.is_leaf(Level::Pte) && e.is_young()), []);
+            // The walk goes on behind it, and no run goes over it.
+            assert_eq!(m.events().get(mm_vma::Event::AgingRuns) - runs, 2);
+            edit::<A>(&p, 1, |_| before);
+            edit::<A>(&p, 3, |_| E::<A>::NONE);
+            finish(&m, vec![p]);
+        }
+    }
+
     pub fn a_run_of_aging_stays_in_its_table<A: Arch>() {
         let m = new_machine::<A>();
         let o = object(&m, BackingKind::File);
@@ -278,6 +304,8 @@ on_all! {
     a_locked_mapping_takes_it_off_reclaim;
     /// Rules: REF-08.
     a_leaf_counts_once;
+    /// Rules: REF-05. Cases: MM-069.
+    what_a_device_holds_says_nothing;
     /// Rules: REF-05, REF-06.
     a_run_of_aging_stays_in_its_table;
 }

@@ -9,6 +9,7 @@ mod common;
 mod files;
 mod flushes;
 mod formats;
+mod known_faults;
 mod ksm;
 mod migrate;
 mod planted;
