@@ -179,8 +179,13 @@ impl<'m> LargeCounts<'m> {
         for page in pages {
             let old = page.mapcount.load(Relaxed);
             debug_assert!(old > 0, "a page unmapped that was not mapped");
-            page.mapcount.store(old.saturating_sub(1), Relaxed);
-            last += u32::from(old == 1);
+            // Mostly so: no more to compute.
+            if old == 1 {
+                page.mapcount.store(0, Relaxed);
+                last += 1;
+            } else {
+                page.mapcount.store(old.saturating_sub(1), Relaxed);
+            }
         }
         self.state -= last;
         Unmapped {

@@ -2,7 +2,7 @@
 
 use crate::locked::merge;
 use crate::{LockedTable, Run, TableSpace};
-use mm_arch::{Arch, Entry, Flush, Level, Live};
+use mm_arch::{Arch, Entry, Flush, Level};
 
 type E<S> = <<S as TableSpace>::Arch as Arch>::Entry;
 
@@ -40,18 +40,8 @@ impl<'t, 'g, S: TableSpace> ClearedRun<'t, 'g, S> {
         run: Run<'_>,
         owed: &mut Flush<'_, S::Tlb>,
     ) -> Self {
-        let mut first = E::<S>::NONE;
-        // What the next entry is if it says the same, which it mostly does.
-        let mut expected = E::<S>::NONE;
         let (mut young, mut dirty, mut soft, mut all_writable) = (false, false, false, true);
-        table.take_each::<Live>(run.first(), run.nr(), owed, |k, e| {
-            if k == 0 {
-                first = e;
-            } else if e == expected {
-                expected = expected.advance(1, Level::Pte);
-                return;
-            }
-            expected = e.advance(1, Level::Pte);
+        let first = table.take_run(run, owed, |e| {
             young |= e.is_young();
             dirty |= e.is_dirty();
             soft |= e.is_soft_dirty();

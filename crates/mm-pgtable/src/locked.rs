@@ -155,6 +155,35 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         self.view.desc().count(-gone);
         self.owe(cached && !mm_sync::mutant!("pgtable.take.no_flush"), index, n, owed);
     }
+    /// Takes the present entries of `run`; the first of them. `each` gets the first, and
+    /// those that say something else than the one before: of a run these are few.
+    pub(crate) fn take_run(
+        &mut self,
+        run: Run<'_>,
+        owed: &mut Flush<'_, S::Tlb>,
+        mut each: impl FnMut(E<S>),
+    ) -> E<S> {
+        let (index, n) = (run.first(), run.nr());
+        let (mut first, mut expected, mut cached) = (E::<S>::NONE, E::<S>::NONE, false);
+        let (at, tlb) = (self.view.at(index), self.tables.tlb());
+        S::Arch::take::<Live, S::Tlb>(self.view.table(), at, n, &tlb, |k, e| {
+            debug_assert!(e.is_present(Level::Pte), "a run of {e:?}");
+            if e == expected && k > 0 {
+                expected = expected.advance(1, Level::Pte);
+                return;
+            }
+            if k == 0 {
+                first = e;
+            }
+            cached |= e.may_be_cached(true, Level::Pte);
+            each(e);
+            expected = e.advance(1, Level::Pte);
+        });
+        self.took |= S::Arch::WORDS > 1;
+        self.view.desc().count(-(n as i32));
+        self.owe(cached && !mm_sync::mutant!("pgtable.take.no_flush"), index, n, owed);
+        first
+    }
     fn owe(&self, yes: bool, index: usize, n: usize, owed: &mut Flush<'_, S::Tlb>) {
         if yes && let Some(range) = self.range_of(index, n) {
             owed.add(range, FlushScope::Leaves);

@@ -10,11 +10,11 @@ use mm_vma::{Platform, VmaFlags};
 /// userfaultfd write-protects the page: one marker for each entry that did (rule
 /// UNMAP-12). Nothing can go wrong any more (rule UNMAP-14).
 pub(super) fn leave<P: Platform>(visit: &Visit<'_>, taken: Taken<'_, '_, P>) {
-    let marked =
-        taken.entry().is_uffd_wp() && !visit.anonymous && visit.flags.contains(VmaFlags::UFFD_WP);
-    let marker = NonPresent::Marker(Markers::UFFD_WP);
-    match E::<P>::from_nonpresent(marker, SwapBits::default()) {
-        Ok(marker) if marked => taken.replace(|_| marker),
-        _ => taken.commit(),
+    if !taken.entry().is_uffd_wp() || visit.anonymous || !visit.flags.contains(VmaFlags::UFFD_WP) {
+        return taken.commit();
+    }
+    match E::<P>::from_nonpresent(NonPresent::Marker(Markers::UFFD_WP), SwapBits::default()) {
+        Ok(marker) => taken.replace(|_| marker),
+        Err(_) => taken.commit(),
     }
 }
