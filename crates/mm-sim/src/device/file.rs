@@ -15,7 +15,11 @@ use mm_vma::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+    fence,
+};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Why a call on a file failed.
@@ -189,20 +193,41 @@ impl<A: Arch, O: Events> File<A, O> {
     }
 
     /// The page `index`, read from the store if it is not cached.
+    ///
+    /// It is in the cache, locked, before it is read. Read before, it could take the place
+    /// of a page that was read, stored to, written out and dropped meanwhile.
     fn get_or_read(&self, index: u64) -> Result<FoundPage, BackingError> {
         loop {
-            if let Some(page) = self.cache.get(index) {
-                return Ok(FoundPage { page, major: false });
+            if let Some(run) = self.cache.get(index) {
+                let own: FolioRef<'_, _, Get> = self.host().memmap().adopt_run(run);
+                if own.folio().has(FolioFlags::UPTODATE) {
+                    // Pairs with the Release below: the content is there.
+                    fence(Acquire);
+                    return Ok(FoundPage { page: own.into_run(run.first), major: false });
+                }
+                // Somebody reads it: it is read, or gone, when the lock is free.
+                drop(own.folio().lock());
+                continue;
             }
             let new = self.host().memmap().alloc(0).map_err(|AllocError| BackingError::NoMemory)?;
-            let mut page = vec![0; page_words::<A>()];
-            self.load_page(index, &mut page).map_err(|_| BackingError::Io)?;
-            self.fill(new.folio().head(), &page);
-            match insert(&self.cache, index, &new, FolioFlags::empty()) {
-                Ok(()) => return Ok(FoundPage { page: new.into_run(0), major: true }),
-                Err(InsertError::Exists) => {}
+            let locked = new.folio().lock();
+            match self.cache.insert(index, &new) {
+                Ok(()) => {}
+                Err(InsertError::Exists) => continue,
                 Err(InsertError::NoMemory) => return Err(BackingError::NoMemory),
             }
+            let mut page = vec![0; page_words::<A>()];
+            if self.load_page(index, &mut page).is_err() {
+                self.cache.remove(&locked);
+                return Err(BackingError::Io);
+            }
+            self.fill(new.folio().head(), &page);
+            // Pairs with the Acquire above.
+            fence(Release);
+            new.folio().set_flag(FolioFlags::UPTODATE);
+            new.folio().enlist();
+            drop(locked);
+            return Ok(FoundPage { page: new.into_run(0), major: true });
         }
     }
     /// A folio for pages that are about to be overwritten, `index` the first of
@@ -416,5 +441,42 @@ impl<A: Arch, O: Events> std::fmt::Debug for File<A, O> {
             .field("id", &self.id())
             .field("nr_pages", &self.nr_pages())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Machine, MachineConfig, Preset};
+    use mm_x86::X86_64;
+
+    /// A page that is read from the device is known, so that nobody else reads it, and puts
+    /// what it read in the place of what was written meanwhile.
+    #[test]
+    fn a_page_is_in_the_cache_while_it_is_read() {
+        let config = MachineConfig { bytes: 16 << 20, ..MachineConfig::default() };
+        let machine = Machine::<X86_64>::new(config, Preset::Best.policy()).expect("machine");
+        let file = File::new(machine.host(), 4);
+        let device = lock(&file.store);
+        std::thread::scope(|threads| {
+            let reader = threads.spawn(|| file.read(1, 0));
+            let run = (0..10_000).find_map(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                file.cache.get(1)
+            });
+            let seen = run.map(|run| {
+                let own: FolioRef<'_, _, Get> = machine.host().memmap().adopt_run(run);
+                own.folio().flags() & (FolioFlags::LOCKED | FolioFlags::UPTODATE)
+            });
+            drop(device);
+            assert_eq!(reader.join().expect("joins"), Ok(0));
+            assert_eq!(seen, Some(FolioFlags::LOCKED));
+        });
+        // What cannot be read is not there.
+        file.fail_io(2, true);
+        assert_eq!(file.read(2, 0), Err(FileError::Io));
+        assert!(file.cache.get(2).is_none());
+        file.fail_io(2, false);
+        assert_eq!(file.read(2, 0), Ok(0));
     }
 }

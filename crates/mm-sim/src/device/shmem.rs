@@ -122,12 +122,9 @@ impl<A: Arch, O: Events> Shmem<A, O> {
         if let Some(run) = slots.get(host.memmap(), slot) {
             let own: FolioRef<'_, _, Get> = host.memmap().adopt_run(run);
             let locked = own.folio().lock();
-            let first = slots.slot_of(own.folio());
-            if first.map(|first| SlotRun::new(first, run.first + 1).at(run.first)) != Some(slot) {
-                return Err(Missed::Changed);
-            }
             // The device may have failed, or is not asked yet.
-            self.take_back(index - u64::from(run.first), &own)?;
+            let first = slots.slot_of(own.folio()).ok_or(Missed::Changed)?;
+            self.take_back(index - u64::from(run.first), first, &own)?;
             slots.free(&locked);
             return Ok(own.into_run(run.first));
         }
@@ -139,24 +136,31 @@ impl<A: Arch, O: Events> Shmem<A, O> {
         let run = SlotRun::new(SwapSlot { offset: slot.offset - u64::from(page), ..slot }, nr);
         slots.begin_read(run).map_err(|_| Missed::Changed)?;
         let back = match read_folio(host, new.folio(), run) {
-            Ok(()) => self.take_back(index - u64::from(page), &new),
+            Ok(()) => self.take_back(index - u64::from(page), run.first, &new),
             Err(_) => Err(Missed::Failed(BackingError::Io)),
         };
         slots.end_read(run);
         back.map(|()| new.into_run(page))
     }
-    /// Puts a folio with the content of swapped pages from `first` on into the cache, and
-    /// gives up their slots.
-    fn take_back(&self, first: u64, own: &FolioRef<'_, Host<A, O>, Get>) -> Result<(), Missed> {
-        let nr = u64::from(own.folio().nr_pages());
+    /// Puts a folio with the content of the slots from `from` on into the cache, if they are
+    /// those of the pages from `first` on, and gives them up. Whoever calls has kept the slots
+    /// from being used for other pages; they may have been before.
+    fn take_back(
+        &self,
+        first: u64,
+        from: SwapSlot,
+        own: &FolioRef<'_, Host<A, O>, Get>,
+    ) -> Result<(), Missed> {
+        let nr = own.folio().nr_pages();
         let mut swapped = self.swapped();
-        if (first..first + nr).any(|index| swapped.slot(index).is_none()) {
+        let same = |(index, slot)| swapped.slot(index) == Some(slot);
+        if !(first..).zip(SlotRun::new(from, nr).iter()).all(same) {
             return Err(Missed::Changed);
         }
         // The slots had the only copy.
         insert(&self.cache, first, own, FolioFlags::SWAPBACKED | FolioFlags::DIRTY)?;
         let slots = self.host().swap().slots();
-        swapped.take(first..first + nr, |slot| slots.put(SlotRun::new(slot, 1)));
+        swapped.take(first..first + u64::from(nr), |slot| slots.put(SlotRun::new(slot, 1)));
         Ok(())
     }
     /// The pages from `range` on are no pages of the object any more, wherever they are.
