@@ -47,7 +47,8 @@
 //!
 //! # Not here
 //!
-//! Swap devices, writing pages of files out.
+//! Swap devices, writing pages of files out. Accounting of memory by group: a group has what
+//! its address spaces map. Generations of pages.
 //!
 //! # Example
 //!

@@ -152,7 +152,7 @@ impl<F: FolioSpace> fmt::Debug for Passed<'_, F> {
     }
 }
 
-/// The lists of a machine: 16 bytes per frame, and no other memory.
+/// The lists of a machine: 12 bytes per frame, and no other memory.
 pub struct Lru<L: RawLock> {
     first: Pfn,
     lists: Mutex<L, Lists>,

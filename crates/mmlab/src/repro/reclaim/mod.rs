@@ -95,13 +95,17 @@ fn counts(op: Op, size: FolioSize, policy: UnmapPolicy, bytes: u64) -> Result<Va
             events.locks.get(),
             f.ranges.get() + f.spaces.get(),
             f.deferred.get(),
+            events.unmap_single_unused.get()
+                + events.unmap_single_tracked.get()
+                + events.unmap_single_device.get()
+                + events.unmap_single_full_slot.get(),
         ]
     };
     let before = seen();
     region.unmap(policy)?;
     let mut counted = seen();
     counted.iter_mut().zip(before).for_each(|(now, before)| *now -= before);
-    let [clears, runs, entries, leaves, locks, flushes, put_off] = counted;
+    let [clears, runs, entries, leaves, locks, flushes, put_off, singly] = counted;
     let folios = region.chosen().count() as u64;
     let expected = if op.takes_leaves(size) { 0 } else { folios << size.order() };
     if entries != expected {
@@ -114,6 +118,8 @@ fn counts(op: Op, size: FolioSize, policy: UnmapPolicy, bytes: u64) -> Result<Va
         "clear_calls": clears,
         "rmap_removals": runs,
         "puts": runs,
+        // One by one although the policy takes runs.
+        "singly": singly,
         "put_off": put_off,
         "flushes": flushes,
         "locks": locks,
@@ -282,6 +288,8 @@ mod tests {
                     // One flush for all that was put off, and one to split or take a leaf.
                     assert_eq!(c["flushes"], u64::from(runs > 0) + leaves, "{row}");
                     assert_eq!(c["put_off"], runs, "{row}");
+                    let watched = op == Op::UffdWp && policy == UnmapPolicy::File;
+                    assert_eq!(c["singly"], if watched { runs } else { 0 }, "{row}");
                     assert_eq!(c["locks"], folios + leaves, "{row}");
                 }
             }
