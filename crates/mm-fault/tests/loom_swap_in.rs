@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | F-RACE-26 | fault; fault | `a_page_comes_back_once` |
 //! | F-RACE-26 | fault; fault, discard, store, swap-out to the same slot | `a_slot_that_is_used_again_is_another_page` |
+//! | F-RACE-07 | store to what came back; fault of a sharer | `a_page_that_a_sharer_can_still_have_is_not_reused` |
 #![cfg(loom)]
 
 mod common;
@@ -22,15 +23,19 @@ use std::sync::atomic::Ordering::Relaxed;
 
 type A = ModelWord<4>;
 
-/// A process whose page 0 holds 7.
+/// A process whose page 0 holds 7, shared by threads.
 fn process(asynchronous: bool) -> Arc<Process<A>> {
+    alone(asynchronous).shared()
+}
+/// The same, before there are threads.
+fn alone(asynchronous: bool) -> Process<A> {
     let config = ModelConfig { nr_frames: 8, nr_tables: 6, swap_slots: 4, ..ModelConfig::tiny() };
     let m = machine::<A>(config).expect("machine");
     m.swap_state().asynchronous.store(asynchronous, Relaxed);
     let p = Process::new(&m);
     p.map(pages(0, 4), RW);
     p.write(0, 7);
-    p.shared()
+    p
 }
 fn end(p: Arc<Process<A>>) {
     let m = p.machine().clone();
@@ -103,4 +108,31 @@ fn a_slot_that_is_used_again_is_another_page() {
     for mutant in ["fault.swap.no_recheck", "fault.swap.keep_unwanted"] {
         caught("swap-in vs slot reuse", mutant, slot_is_used_again);
     }
+}
+
+fn reuse_and_swap_in() {
+    let p = alone(true);
+    let c = p.fork().shared();
+    let p = p.shared();
+    assert!(swap_out(p.machine(), p.pfn(0), UnmapBy::Run));
+    assert!(matches!(p.fault(0, FaultFlags::empty()), FaultOutcome::Done { .. }));
+    let other = spawn({
+        let c = c.clone();
+        move || c.fault(0, FaultFlags::empty())
+    });
+    for outcome in [p.fault(0, FaultFlags::WRITE), other.join().expect("joins")] {
+        assert!(matches!(outcome, FaultOutcome::Done { .. }));
+    }
+    p.write(0, 9);
+    assert_eq!((c.read(0), p.read(0)), (7, 9), "the sharer reads what was stored");
+    let m = p.machine().clone();
+    drop((p, c));
+    assert_eq!((m.folios_in_use(), m.slots().in_use().len()), (0, 0));
+}
+
+/// Rules: F-RACE-07, REUSE-01, SWAP-03.
+#[test]
+fn a_page_that_a_sharer_can_still_have_is_not_reused() {
+    holds_with("reuse vs swap-in", Bounds::at_most(2), reuse_and_swap_in);
+    caught("reuse vs swap-in", "fault.reuse.beside_cache", reuse_and_swap_in);
 }

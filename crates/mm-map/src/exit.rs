@@ -16,6 +16,10 @@ use mm_vma::Mm;
 /// locks of tables and trees.
 pub fn exit<P: RmapPlatform>(policy: &MapPolicy, mm: &Mm<P>) {
     mm.set_ending();
+    // Its name goes with the space itself, when nothing is mapped any more (race F-RACE-39).
+    if mm_sync::mutant!("map.exit.id_first") {
+        mm.platform().mm_ids().free(mm.id());
+    }
     let mut vmas = mm.write();
     let mut gather = Gather::new(mm.tables());
     for vma in vmas.iter() {

@@ -390,3 +390,34 @@ fn move_and_walk() {
 fn move_vs_walk() {
     race("move vs walk", move_and_walk, &["rmap.links.newest_first"]);
 }
+
+// A space ends, and another one is made: as long as the first maps a folio, its name is not
+// given again, or the folio would look like the new one's alone.
+
+fn exit_and_fork() {
+    let (p, mm) = space();
+    let head = map(&p, &mm, 2, Level::Pte);
+    let sharer = Space(fork(&POLICY, &mm).expect("memory"));
+    let other = {
+        let (p, sharer) = (p.clone(), Space(Arc::clone(&sharer)));
+        spawn(move || {
+            let new = Space(fork(&POLICY, &sharer).expect("memory"));
+            exit(&POLICY, &sharer);
+            // More mappings than the new space has, so somebody else has some.
+            let looks_alone = p.memmap().folio(head).counts_locked(|c| c.mapcount > 4 && !c.shared);
+            exit(&POLICY, &new);
+            looks_alone
+        })
+    };
+    exit(&POLICY, &mm);
+    let looks_alone = other.join().expect("thread");
+    assert!(!looks_alone, "a folio of two spaces looks like that of one");
+    assert_eq!(p.folios_in_use(), 0);
+}
+
+/// Rules: FOLIO-29. Races: F-RACE-39.
+#[test]
+fn exit_vs_fork_of_a_sharer() {
+    holds_with("exit vs fork of a sharer", Bounds::at_most(1), exit_and_fork);
+    caught("exit vs fork of a sharer", "map.exit.id_first", exit_and_fork);
+}

@@ -172,7 +172,9 @@ impl<P: Platform> fmt::Debug for Mm<P> {
 impl<P: Platform> Drop for Mm<P> {
     fn drop(&mut self) {
         debug_assert_eq!(self.counters.resident(), 0, "a dead space has resident pages");
-        self.platform().mm_ids().free(self.id);
+        if !mm_sync::mutant!("map.exit.id_first") {
+            self.platform().mm_ids().free(self.id);
+        }
     }
 }
 

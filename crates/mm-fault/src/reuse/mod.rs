@@ -48,8 +48,13 @@ pub(crate) fn claim_small<P: Platform>(
     // or share the page.
     let Some(lock) = folio.try_lock() else { return false };
     let folio = lock.folio();
-    platform.swap().slots().free(&lock);
-    let alone = folio.counts_locked(|c| if by_map { c.mapcount == 1 } else { c.refs == 1 });
+    // Before the references are counted: an entry that is left counts as a user.
+    let beside_cache = mm_sync::mutant!("fault.reuse.beside_cache");
+    if !beside_cache {
+        platform.swap().slots().free(&lock);
+    }
+    let most = if beside_cache { 1 + cached } else { 1 };
+    let alone = folio.counts_locked(|c| if by_map { c.mapcount == 1 } else { c.refs <= most });
     if !alone || folio.has(FolioFlags::KSM) {
         return false;
     }
