@@ -232,7 +232,7 @@ fn copy<P: RmapPlatform>(
     let mut place = Place::find(vmas, va)?;
     mm.counters().add(RssKind::Anon, 1);
     folio.add_new_anon(mm.id(), Level::Pte, Exclusivity::Exclusive);
-    folio.set_flag(FolioFlags::LRU);
+    folio.enlist();
     mlock_mapped(vma.flags(), folio, 1);
     new.hand_over();
     place.table.set(place.index, entry::<P>(vma, folio.head(), true, comes));
