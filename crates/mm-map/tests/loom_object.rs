@@ -12,7 +12,7 @@ use mm_arch::{Arch, Entry, Level, VirtAddr, VirtRange};
 use mm_fault::{FaultFlags, FaultPolicy, ThpPolicy, handle_fault};
 use mm_folio::{FileId, FolioFlags};
 use mm_map::{MapPolicy, Pages, evict_range, exit, mmap_backing, unmap_object, zap_range};
-use mm_pgtable::{Gather, LockedEntry, TablesStay};
+use mm_pgtable::{Gather, LockedEntry, TableSpace, TablesStay};
 use mm_rmap::mkclean;
 use mm_rmap::model::{ModelConfig, ModelObject, ModelPlatform, machine};
 use mm_sync::model::{Bounds, caught, holds_with};
