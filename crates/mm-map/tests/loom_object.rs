@@ -15,6 +15,7 @@ use mm_map::{MapPolicy, Pages, evict_range, exit, mmap_backing, unmap_object, za
 use mm_pgtable::{Gather, LockedEntry, TableSpace, TablesStay};
 use mm_rmap::mkclean;
 use mm_rmap::model::{ModelConfig, ModelObject, ModelPlatform, machine};
+use mm_sync::atomic::{AtomicU32, Ordering::Relaxed};
 use mm_sync::model::{Bounds, caught, holds_with};
 use mm_sync::thread::spawn;
 use mm_vma::{BackingKind, Mm, Platform, VmaFlags};
@@ -170,6 +171,8 @@ fn zap_of_a_dirty_page_vs_cleaning() {
                     let vma = vmas.find(page(0)).expect("mapped");
                     let mut gather = Gather::new(mm.tables());
                     zap_range(&MAP, &mm, vmas.stay(), vma, vma.range(), &mut gather);
+                    // A flush is no step of the model: here is one before it.
+                    AtomicU32::new(0).load(Relaxed);
                     gather.finish();
                 })
             };
