@@ -19,7 +19,7 @@ use mm_rmap::model::{ModelConfig, ModelPlatform, machine};
 use mm_rmap::{MappedWalk, RmapPlatform, Seek, Strict};
 use mm_sync::model::{Bounds, caught, holds_with};
 use mm_sync::thread::spawn;
-use mm_vma::{Mm, Platform, RssKind, VmaFlags};
+use mm_vma::{Mm, MmRead, Platform, RssKind, VmaFlags};
 use std::sync::Arc;
 
 type A = ModelWord<4>;
@@ -328,21 +328,45 @@ fn move_vs_unmap_at_the_new_place() {
 // A discard looks for leaves without a lock: one that is empty while it becomes a hint
 // would be passed by, and the page survive.
 
+/// The read side of the mmap lock, for two threads at once: the lock of the models lets
+/// one in at a time.
+struct Inside(MmRead<'static, P>);
+// SAFETY: the models use it to look at mappings, which a guard of their own would allow as
+// well; the thread that took it drops it.
+unsafe impl Send for Inside {}
+// SAFETY: as above.
+unsafe impl Sync for Inside {}
+
+impl Inside {
+    /// # Safety
+    ///
+    /// It is dropped before the space.
+    unsafe fn new(mm: &Mm<P>) -> Arc<Self> {
+        // SAFETY: the caller sees to the lifetime.
+        Arc::new(Inside(unsafe {
+            core::mem::transmute::<MmRead<'_, P>, MmRead<'static, P>>(mm.read())
+        }))
+    }
+}
+
 fn hint_and_discard() {
     let (p, mm) = space();
     map(&p, &mm, A::order(Level::Pmd), Level::Pmd);
+    // SAFETY: dropped below, before the space is.
+    let inside = unsafe { Inside::new(&mm) };
     let marker = {
-        let mm = Arc::clone(&mm);
-        spawn(move || mark_hints(&POLICY, &mm.read(), pages(0, 4)).expect("user space"))
+        let inside = Arc::clone(&inside);
+        spawn(move || mark_hints(&POLICY, &inside.0, pages(0, 4)).expect("user space"))
     };
     {
-        let vmas = mm.read();
+        let vmas = &inside.0;
         let vma = vmas.find(page(0)).expect("mapped");
         let mut gather = Gather::new(mm.tables());
         zap_range(&POLICY, &mm, vmas.stay(), vma, pages(0, 4), &mut gather);
         gather.finish();
     }
     marker.join().expect("marked");
+    drop(inside);
     assert!(entry(&mm, 0).is_none(), "the page survives");
     assert_eq!(mm.counters().get(RssKind::Anon), 0);
     exit(&POLICY, &mm);
