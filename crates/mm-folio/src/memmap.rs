@@ -307,7 +307,8 @@ impl<F: FolioSpace> MemMap<F> {
         let mut poisoned = false;
         for i in 0..1 << order {
             let rec = self.record(head + i);
-            let was = rec.compound();
+            let was =
+                if flags.contains(FolioFlags::HWPOISON) { rec.compound() } else { Compound::FREE };
             poisoned |= was.is_poisoned();
             rec.clear();
             // A stale reader that counts itself in on a later folio at `head`

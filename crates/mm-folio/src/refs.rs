@@ -501,12 +501,14 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
             }
         }
         let per = 1usize << order;
-        let any_poisoned =
-            |first: usize| (first..first + per).any(|i| self.tail(i).compound().is_poisoned());
+        // Asked for only where there are any: records are written, not read, here.
+        let poisoned = self.has(crate::FolioFlags::HWPOISON);
+        let was = |i: usize| if poisoned { self.tail(i).compound() } else { Compound::FREE };
+        let any_poisoned = |first: usize| (first..first + per).any(|i| was(i).is_poisoned());
         // From the end: tail 1 holds counts that `self` is read by.
         for i in (0..1usize << old).rev() {
             let rec = self.tail(i);
-            let was = rec.compound();
+            let (was, any) = (was(i), i % per == 0 && any_poisoned(i));
             rec.clear();
             if i % per == 0 {
                 rec.words[0].store(mapping, Relaxed);
@@ -514,7 +516,7 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
                 // Visible before the page stops being a tail: the unfreeze
                 // that lets anybody in releases both.
                 let mut flags = flags;
-                flags.set(crate::FolioFlags::HWPOISON, any_poisoned(i));
+                flags.set(crate::FolioFlags::HWPOISON, any);
                 rec.flags.store(flags.bits(), Relaxed);
                 rec.compound.store(Compound::head(order).as_poisoned_as(was).0, Relaxed);
                 if i > 0 {

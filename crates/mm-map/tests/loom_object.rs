@@ -164,21 +164,23 @@ fn zap_of_a_dirty_page_vs_cleaning() {
             let head = entry(&mm.0).pfn(Level::Pte);
             assert!(entry(&mm.0).is_dirty());
             let before = p.tlb().flushes.get();
+            let unflushed = Arc::new(AtomicU32::new(1));
             let z = {
-                let mm = mm.0.clone();
+                let (mm, unflushed) = (mm.0.clone(), unflushed.clone());
                 spawn(move || {
                     let vmas = mm.read();
                     let vma = vmas.find(page(0)).expect("mapped");
                     let mut gather = Gather::new(mm.tables());
                     zap_range(&MAP, &mm, vmas.stay(), vma, vma.range(), &mut gather);
                     // A flush is no step of the model: here is one before it.
-                    AtomicU32::new(0).load(Relaxed);
+                    unflushed.store(0, Relaxed);
                     gather.finish();
                 })
             };
             {
                 let locked = p.memmap().folio(head).lock();
                 mkclean(&p, &locked);
+                unflushed.load(Relaxed);
                 assert!(p.tlb().flushes.get() > before, "a late store is lost");
             }
             z.join().expect("thread");
