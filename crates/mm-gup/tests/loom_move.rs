@@ -25,7 +25,7 @@ use mm_map::{CollapseFor, Collapsed, MapPolicy, collapse_anon, exit, fork, mmap_
 use mm_pgtable::LockedEntry;
 use mm_rmap::model::{ModelConfig, ModelPlatform, UnmapBy, machine, swap_out};
 use mm_rmap::{Batching, SplitFolio, migrate_folio, split_anon_folio, split_pmd};
-use mm_sync::model::{Bounds, caught, holds_with};
+use mm_sync::model::{Bounds, caught, caught_with, holds_with};
 use mm_sync::thread::{JoinHandle, spawn};
 use mm_vma::{Mm, Platform, RssKind, SwapSpace, VmaFlags};
 use std::sync::Arc;
@@ -100,12 +100,13 @@ fn entry(mm: &Mm<P>, k: u64) -> (<A as mm_arch::Arch>::Entry, Pfn) {
 /// Somebody who pins page `k` without locks.
 fn pinner(mm: &Space, k: u64) -> JoinHandle<Option<Pfn>> {
     let mm = mm.clone();
-    spawn(move || {
-        let mut page_of = [Pfn::new(0)];
-        let mut out = Pages::new(&mut page_of);
-        let got = Gup::new(&mm, &()).pin_fast_only(page(k), 1, GupFlags::WRITE, &mut out);
-        got.is_ok_and(|got| got == 1).then_some(page_of[0])
-    })
+    spawn(move || pin(&mm, k))
+}
+fn pin(mm: &Space, k: u64) -> Option<Pfn> {
+    let mut page_of = [Pfn::new(0)];
+    let mut out = Pages::new(&mut page_of);
+    let got = Gup::new(mm, &()).pin_fast_only(page(k), 1, GupFlags::WRITE, &mut out);
+    got.is_ok_and(|got| got == 1).then_some(page_of[0])
 }
 fn own<'m>(p: &'m P, mm: &Mm<P>) -> FolioRef<'m, P, Get> {
     p.memmap().folio(entry(mm, 0).1).grab::<Get>(1).expect("room")
@@ -204,13 +205,20 @@ fn split_and_pin(leaf: bool, k: u64) {
     if !leaf {
         split_pmd(&mm, mm.read().stay(), page(0));
     }
-    let own = own(&p, &mm);
-    let pin = pinner(&mm, k);
-    let locked = own.folio().lock();
-    let (rest, split) = split_anon_folio(&p, p.memmap(), SplitFolio { locked, own }, 0, 0, BATCHED);
-    drop(rest.locked);
-    drop(rest.own);
-    let pinned = pin.join().expect("joins");
+    // The pin is what goes on in the middle of the split: the thread that was there first.
+    let splitter = spawn({
+        let (p, mm) = (p.clone(), mm.clone());
+        move || {
+            let own = own(&p, &mm);
+            let whole = SplitFolio { locked: own.folio().lock(), own };
+            let (rest, split) = split_anon_folio(&p, p.memmap(), whole, 0, 0, BATCHED);
+            drop(rest.locked);
+            drop(rest.own);
+            split
+        }
+    });
+    let pinned = pin(&mm, k);
+    let split = splitter.join().expect("joins");
     let pfn = entry(&mm, k).1;
     // The pin is of the folio that the page belongs to by now.
     let folio = p.memmap().folio(pfn);
@@ -225,8 +233,11 @@ fn split_and_pin(leaf: bool, k: u64) {
 /// Rules: F-RACE-19, P-RACE-07, FOLIO-53, FOLIO-55.
 #[test]
 fn a_pin_of_a_folio_under_split_is_of_the_right_one() {
-    let mutants = &["gup.no_pte_recheck", "folio.freeze.two_steps"];
-    race("pin vs folio split", || split_and_pin(false, 1), mutants);
+    let (name, model) = ("pin vs folio split", || split_and_pin(false, 1));
+    race(name, model, &["folio.freeze.two_steps"]);
+    // Both threads are interrupted in the middle, and one of them again.
+    let b = Bounds { preemptions: Some(3), ..Bounds::default() };
+    caught_with(name, b, "gup.no_pte_recheck", model);
 }
 
 /// Rules: P-RACE-06, PSPLIT-03.

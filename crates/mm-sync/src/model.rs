@@ -198,7 +198,16 @@ pub fn holds_with<F: Fn() + Send + Sync + 'static>(name: &str, b: Bounds, f: F) 
 }
 /// The armed mutant must be found.
 pub fn caught<F: Fn() + Send + Sync + 'static>(name: &str, mutant: &'static str, f: F) -> Outcome {
-    let o = armed(Some(mutant), || explore(Bounds::default(), f));
+    caught_with(name, Bounds::default(), mutant, f)
+}
+/// The armed mutant must be found within `b`, whatever the run asks for.
+pub fn caught_with<F: Fn() + Send + Sync + 'static>(
+    name: &str,
+    b: Bounds,
+    mutant: &'static str,
+    f: F,
+) -> Outcome {
+    let o = armed(Some(mutant), || explore(b, f));
     std::println!(
         "MUTANT {name} / {mutant:<26} {} execs={} time={:.2?} {}",
         if o.failure.is_some() {
