@@ -2,6 +2,7 @@
 
 use super::*;
 use mm_fault::FaultSignal;
+use mm_map::{Comes, UffdMode};
 use mm_sim::{AccessError, File};
 
 const READ: VmaFlags = VmaFlags::READ;
@@ -125,5 +126,24 @@ fn a_leaf_that_is_split_stays_read_only() {
         r.p.store(page(511), Row::OLD + 511).expect("store");
         r.reads(&r.p, Row::OLD);
         r.end();
+    }
+}
+
+/// What userfaultfd copies there, the process may read.
+///
+/// Rules: S-DY6, UFFD-02.
+#[test]
+fn a_copy_into_read_only_memory_is_read_only() {
+    for preset in Preset::ALL {
+        let m = machine_under(16, *preset);
+        let p = m.spawn().expect("process");
+        p.mmap_anon(pages(0, 4), READ).expect("mmap");
+        p.uffd_register(pages(0, 4), UffdMode::MISSING).expect("registered");
+        p.uffd_copy(pages(0, 2), Comes::Plain, |k, _| 70 + k).expect("copied");
+        for i in 0..2 {
+            assert_eq!((p.store(page(i), 1), p.load(page(i))), (segv(i), Ok(70 + i)));
+        }
+        m.settle();
+        assert_eq!(audit(&m, [&p], []), []);
     }
 }
