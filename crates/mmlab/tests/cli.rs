@@ -255,7 +255,7 @@ fn bad_entries() {
 #[test]
 fn what_is_not_built_is_named_and_counts_as_failed() {
     let dir = folder("not-built");
-    let text_of = "note before\nmmap p0 A 4 anon rw private\nmadvise p0 A dontneed_locked\n";
+    let text_of = "note before\nmmap p0 A 4 anon rw private\nmadvise p0 A willneed\n";
     fs::write(dir.join("s.scn"), text_of).expect("scenario");
     fs::write(dir.join("golden/s.json"), r#"{"line":1,"op":"note","text":"before"}"#)
         .expect("golden");
@@ -263,13 +263,13 @@ fn what_is_not_built_is_named_and_counts_as_failed() {
     let out = mmlab(&["run", &path, "--check", "--memory", "16M"]);
     assert_eq!(out.status.code(), Some(1));
     let expected = format!(
-        "s: operation `madvise dontneed_locked` is not built yet ({path}:3)\n0 passed, 1 failed\n"
+        "s: operation `madvise willneed` is not built yet ({path}:3)\n0 passed, 1 failed\n"
     );
     assert_eq!(text(&out.stdout), expected);
     let out = mmlab(&["run", &path, "--memory", "16M"]);
     assert_eq!(out.status.code(), Some(1));
     assert_eq!(text(&out.stdout), "{\"line\":1,\"op\":\"note\",\"text\":\"before\"}\n");
-    assert!(text(&out.stderr).contains("operation `madvise dontneed_locked` is not built yet"));
+    assert!(text(&out.stderr).contains("operation `madvise willneed` is not built yet"));
 }
 
 #[test]
@@ -282,7 +282,8 @@ fn bad_arguments() {
     assert_bad_input(&["run", s, "--memory", "4097"], &["4097 bytes"]);
     assert_bad_input(&["run", s, "--memory", "65G"], &["bytes"]);
     assert_bad_input(&["run"], &["FILE|DIR"]);
-    assert_bad_input(&["gup-test", "-H"], &["-H", "not built yet"]);
+    assert_bad_input(&["gup-test", "-H", "-m", "3"], &["2m-pmd"]);
+    assert_bad_input(&["gup-test", "-H", "-S"], &["-H", "-S"]);
     assert_bad_input(&["gup-test", "-f", "no/such/file"], &["no/such/file"]);
     assert_bad_input(&["gup-test", "-m", "3", "--folio", "2m-pmd"], &["2m-pmd"]);
     assert_bad_input(&["gup-test", "7"], &["-c"]);

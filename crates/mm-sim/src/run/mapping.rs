@@ -95,36 +95,6 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
         advice: Advice,
     ) -> Step {
         let range = self.span(range)?;
-        let populate = match advice {
-            Advice::PopulateRead => Some(AccessKind::Read),
-            Advice::PopulateWrite => Some(AccessKind::Write),
-            _ => None,
-        };
-        if let Some(access) = populate {
-            let r = self.proc(proc)?.process.populate(range, access);
-            return self.done(line, r, |e| e.errno());
-        }
-        if advice == Advice::Collapse {
-            let r = self.proc(proc)?.process.collapse(range);
-            return self.done(line, r, |e| e.errno());
-        }
-        let process = &self.proc(proc)?.process;
-        let reclaim = match advice {
-            Advice::Free => Some(process.madvise_free(range)),
-            Advice::Cold => Some(process.madvise_cold(range)),
-            Advice::PageOut => Some(process.madvise_pageout(range)),
-            _ => None,
-        };
-        if let Some(r) = reclaim {
-            if advice == Advice::Free {
-                // What is there from now on is the old content, or zeros.
-                self.shadow.forget(proc.index() as u32, range);
-            }
-            return self.done(line, r, AdviceError::errno);
-        }
-        if advice == Advice::Remove {
-            return self.remove(line, proc, range);
-        }
         let asked = match advice {
             Advice::HugePage => mm_map::Advice::HugePage,
             Advice::NoHugePage => mm_map::Advice::NoHugePage,
@@ -138,7 +108,30 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             Advice::Unmergeable => mm_map::Advice::Unmergeable,
             Advice::GuardInstall => mm_map::Advice::GuardInstall,
             Advice::GuardRemove => mm_map::Advice::GuardRemove,
-            _ => return Err(self.not_built(line)),
+            Advice::Random | Advice::Sequential | Advice::Normal | Advice::WillNeed => {
+                return Err(self.not_built(line));
+            }
+            Advice::PopulateRead => return self.populate(line, proc, range, AccessKind::Read),
+            Advice::PopulateWrite => return self.populate(line, proc, range, AccessKind::Write),
+            Advice::Remove => return self.remove(line, proc, range),
+            Advice::Collapse => {
+                let r = self.proc(proc)?.process.collapse(range);
+                return self.done(line, r, |e| e.errno());
+            }
+            Advice::Cold => {
+                let r = self.proc(proc)?.process.madvise_cold(range);
+                return self.done(line, r, AdviceError::errno);
+            }
+            Advice::PageOut => {
+                let r = self.proc(proc)?.process.madvise_pageout(range);
+                return self.done(line, r, AdviceError::errno);
+            }
+            Advice::Free => {
+                let r = self.proc(proc)?.process.madvise_free(range);
+                // What is there from now on is the old content, or zeros.
+                self.shadow.forget(proc.index() as u32, range);
+                return self.done(line, r, AdviceError::errno);
+            }
         };
         let r = self.proc(proc)?.process.madvise(range, asked);
         let drops = [Advice::DontNeed, Advice::DontNeedLocked, Advice::GuardInstall];
@@ -168,6 +161,16 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             self.shadow.forget_object(object, bytes);
         }
         self.done(line, r, MapError::errno)
+    }
+    fn populate(
+        &mut self,
+        line: &Line,
+        proc: ProcId,
+        range: VirtRange,
+        access: AccessKind,
+    ) -> Step {
+        let r = self.proc(proc)?.process.populate(range, access);
+        self.done(line, r, |e| e.errno())
     }
     pub(super) fn mlock(&mut self, line: &Line, proc: ProcId, range: Range, onfault: bool) -> Step {
         let when = if onfault { LockWhen::Touched } else { LockWhen::Now };

@@ -29,13 +29,6 @@ pub enum Table {
     Dio,
     /// The pin share of one registration of 1 GiB with io_uring.
     RegisterBuffers,
-    /// All of these.
-    All,
-}
-
-impl Table {
-    /// What is printed where nothing is named: the series themselves.
-    const SERIES: [Table; 4] = [Table::GupFast, Table::GupSlow, Table::Reuse, Table::Reclaim];
 }
 
 /// What is reclaimed is made anew in each round.
@@ -44,7 +37,7 @@ const RECLAIM_ROUNDS: usize = 5;
 /// Arguments of `mmlab repro`.
 #[derive(Args, Debug)]
 pub struct ReproArgs {
-    /// Which tables; gup-fast, gup-slow, reuse and reclaim by default.
+    /// Which tables; all by default.
     tables: Vec<Table>,
     /// One JSON object per line and cell instead of tables.
     #[arg(long)]
@@ -60,8 +53,7 @@ pub struct ReproArgs {
 /// Runs `mmlab repro`.
 pub fn main(args: &ReproArgs) -> ExitCode {
     let tables = match args.tables.as_slice() {
-        [] => &Table::SERIES,
-        named if named.contains(&Table::All) => Table::value_variants(),
+        [] => Table::value_variants(),
         named => named,
     };
     for table in tables {
@@ -75,7 +67,6 @@ pub fn main(args: &ReproArgs) -> ExitCode {
             }
             Table::Dio => dio::main(rounds, json),
             Table::RegisterBuffers => register_buffers::main(rounds, json),
-            Table::All => Ok(()),
         };
         if let Err(message) = done {
             return crate::cli::bad_input(format_args!("repro: {message}"));
