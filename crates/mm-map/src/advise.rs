@@ -18,6 +18,13 @@ pub enum Advice {
     HugePage,
     /// Large folios are refused.
     NoHugePage,
+    /// Accesses will be in no order: the page tables do not tell what is used often (rule
+    /// REF-02).
+    Random,
+    /// Each page will be used once, one after the other: the same.
+    Sequential,
+    /// Neither is so.
+    Normal,
     /// The content is not needed any more: the next access finds zeros.
     DontNeed,
     /// The same, of locked memory as well, which stays locked (rule MADV-08).
@@ -95,6 +102,9 @@ fn applies(vma: &Vma, advice: Advice) -> bool {
     match advice {
         Advice::HugePage
         | Advice::NoHugePage
+        | Advice::Random
+        | Advice::Sequential
+        | Advice::Normal
         | Advice::DontFork
         | Advice::Mergeable
         | Advice::Unmergeable => true,
@@ -126,6 +136,9 @@ fn advised(flags: VmaFlags, advice: Advice) -> VmaFlags {
         Advice::HugePage if flags.contains(F::SHADOW_STACK) => flags,
         Advice::HugePage => (flags - F::NOHUGEPAGE) | F::HUGEPAGE,
         Advice::NoHugePage => (flags - F::HUGEPAGE) | F::NOHUGEPAGE,
+        Advice::Random => (flags - F::SEQ_READ) | F::RAND_READ,
+        Advice::Sequential => (flags - F::RAND_READ) | F::SEQ_READ,
+        Advice::Normal => flags - F::RAND_READ - F::SEQ_READ,
         Advice::DontNeed | Advice::DontNeedLocked | Advice::GuardInstall | Advice::GuardRemove => {
             flags
         }

@@ -354,6 +354,29 @@ mod generic {
         finish(&m, vec![c, p]);
     }
 
+    pub fn advice_on_the_order_of_accesses_is_one_of_three<A: Arch>() {
+        let m = new_machine::<A>();
+        let p = space(&m, 8);
+        let order = VmaFlags::RAND_READ | VmaFlags::SEQ_READ;
+        for (advice, says) in [
+            (Advice::Sequential, VmaFlags::SEQ_READ),
+            (Advice::Random, VmaFlags::RAND_READ),
+            (Advice::Sequential, VmaFlags::SEQ_READ),
+            (Advice::Normal, VmaFlags::empty()),
+            (Advice::Random, VmaFlags::RAND_READ),
+            (Advice::Normal, VmaFlags::empty()),
+        ] {
+            madvise(&BATCHED, &mut p.write(), pages::<A>(2, 4), advice).expect("mapped");
+            let flags = |k| p.read().find(va::<A>(k)).expect("mapped").flags() & order;
+            assert_eq!(
+                [flags(0), flags(2), flags(6)],
+                [VmaFlags::empty(), says, VmaFlags::empty()]
+            );
+        }
+        assert_eq!(vmas::<A>(&p), [(0, 8)], "alike again");
+        finish(&m, vec![p]);
+    }
+
     pub fn new_mappings_join_their_neighbours<A: Arch>() {
         let m = new_machine::<A>();
         let p = space(&m, 4);
@@ -401,6 +424,8 @@ on_all! {
     refusals;
     /// Rules: VMA-01; golden dontfork_part_2m.
     advice_splits_leaves_and_joins_again;
+    /// Rules: VMA-01, REF-02.
+    advice_on_the_order_of_accesses_is_one_of_three;
     /// Rules: RMAP-22.
     new_mappings_join_their_neighbours;
 }

@@ -108,9 +108,10 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             Advice::Unmergeable => mm_map::Advice::Unmergeable,
             Advice::GuardInstall => mm_map::Advice::GuardInstall,
             Advice::GuardRemove => mm_map::Advice::GuardRemove,
-            Advice::Random | Advice::Sequential | Advice::Normal | Advice::WillNeed => {
-                return Err(self.not_built(line));
-            }
+            Advice::Random => mm_map::Advice::Random,
+            Advice::Sequential => mm_map::Advice::Sequential,
+            Advice::Normal => mm_map::Advice::Normal,
+            Advice::WillNeed => return Err(self.not_built(line)),
             Advice::PopulateRead => return self.populate(line, proc, range, AccessKind::Read),
             Advice::PopulateWrite => return self.populate(line, proc, range, AccessKind::Write),
             Advice::Remove => return self.remove(line, proc, range),
