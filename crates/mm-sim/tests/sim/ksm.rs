@@ -54,6 +54,13 @@ fn sound(m: &M, processes: &[&P]) {
     assert_eq!(audit(m, processes.iter().copied(), []), []);
 }
 
+/// Mappings of a merged page that the reverse map finds.
+fn found(m: &M, merged: Pfn) -> u32 {
+    let folio = m.host().memmap().folio(merged);
+    let _locked = folio.lock();
+    m.host().anon_trees().count_mappings(folio)
+}
+
 /// Rules: KSM-01, KSM-02, FOLIO-50, INV-4, S-KS1, EXCL-04.
 #[test]
 fn equal_pages_become_one_and_a_store_copies() {
@@ -130,27 +137,22 @@ fn the_reverse_map_finds_all_mappings_of_a_merged_page() {
     let mut ksm = Ksm::new();
     passes(&m, &mut ksm, &[&p], 2);
     let one = pfn_at(&p, 0);
-    let found = |expected: u32| {
-        let folio = m.host().memmap().folio(one);
-        let _locked = folio.lock();
-        assert_eq!(m.host().anon_trees().count_mappings(folio), expected);
-    };
-    found(3);
+    assert_eq!(found(&m, one), 3);
     // Forked since, found through their parent's places; then with places of their own.
     let c = p.fork().expect("fork");
-    found(6);
+    assert_eq!(found(&m, one), 6);
     passes(&m, &mut ksm, &[&p, &c], 1);
-    found(6);
+    assert_eq!(found(&m, one), 6);
     sound(&m, &[&p, &c]);
     // A page that others merge with, and one that moves.
     let q = filled(&m, 2);
     passes(&m, &mut ksm, &[&p, &c, &q], 3);
     assert_eq!(pfn_at(&q, 1), one);
-    found(8);
+    assert_eq!(found(&m, one), 8);
     p.mremap_move(pages(1, 1), page(100), mm_map::OldPlace::Unmap).expect("mremap");
-    found(8);
+    assert_eq!(found(&m, one), 8);
     p.exit();
-    found(5);
+    assert_eq!(found(&m, one), 5);
     sound(&m, &[&c, &q]);
     c.exit();
     q.exit();
@@ -172,25 +174,20 @@ fn a_merged_page_is_found_when_those_it_was_found_in_are_gone() {
     let mut ksm = Ksm::new();
     passes(&m, &mut ksm, &[&p], 2);
     let one = pfn_at(&p, 0);
-    let found = |expected: u32| {
-        let folio = m.host().memmap().folio(one);
-        let _locked = folio.lock();
-        assert_eq!(m.host().anon_trees().count_mappings(folio), expected);
-    };
     // Forked, and no pass since: the child has no places.
     let c = p.fork().expect("fork");
     p.exit();
-    found(3);
+    assert_eq!(found(&m, one), 3);
     let d = c.fork().expect("fork");
-    found(6);
+    assert_eq!(found(&m, one), 6);
     // A pass gives places to the one; that of the other is not visited twice for it.
     passes(&m, &mut ksm, &[&c], 1);
-    found(6);
+    assert_eq!(found(&m, one), 6);
     c.exit();
-    found(3);
+    assert_eq!(found(&m, one), 3);
     // Whoever gets the id of the first one is none of them.
     let q = filled(&m, 1);
-    found(3);
+    assert_eq!(found(&m, one), 3);
     sound(&m, &[&d, &q]);
     d.exit();
     q.exit();
