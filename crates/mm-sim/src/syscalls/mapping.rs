@@ -4,7 +4,7 @@ use crate::device::page_words;
 use crate::events::Events;
 use crate::scan::{entries, page_of};
 use crate::{Object, Process, Shmem, ShmemKind};
-use mm_arch::{Arch, Entry, Level, Rights, VirtAddr, VirtRange};
+use mm_arch::{Arch, Entry, Level, NonPresent, Rights, VirtAddr, VirtRange};
 use mm_fault::{FaultFlags, FaultOutcome};
 use mm_folio::{FolioFlags, FrameBytes};
 use mm_gup::{GupError, GupErrorKind, OnError};
@@ -15,8 +15,6 @@ use mm_map::{
 use mm_reclaim::AdviceError;
 use mm_vma::{Platform, Vma, VmaFlags};
 use std::sync::Arc;
-
-const SWAPBACKED_OR_DIRTY: FolioFlags = FolioFlags::SWAPBACKED.union(FolioFlags::DIRTY);
 
 /// Why memory could not be locked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -249,12 +247,20 @@ impl<A: Arch, O: Events> Process<A, O> {
         // What was stored until now may be lost, and that is what was asked for.
         let (map, frames) = (self.host().memmap(), self.host().frames());
         entries(&vmas, range, |va, level, e| {
-            let pfn = page_of::<A>(va, level, e);
-            if e.is_leaf(level) && map.contains(pfn) && !e.is_dirty() {
-                let folio = map.folio(pfn);
-                if folio.is_anon() && !folio.flags().intersects(SWAPBACKED_OR_DIRTY) {
-                    (0..1 << A::order(level)).for_each(|i| frames.clear_stored(pfn.add(i)));
-                }
+            let (pfn, dirty) = match e.nonpresent(level) {
+                // Somebody splits or moves the folio just now.
+                Some(NonPresent::Migration { pfn, dirty, .. }) => (pfn, dirty),
+                _ if e.is_leaf(level) => (page_of::<A>(va, level, e), e.is_dirty()),
+                _ => return,
+            };
+            if dirty || !map.contains(pfn) {
+                return;
+            }
+            let folio = map.folio(pfn);
+            // What reclaim has isolated is cleaned, and goes to swap all the same.
+            let given_up = !folio.has(FolioFlags::SWAPBACKED) || !folio.maybe_mapped_shared();
+            if folio.is_anon() && given_up && !folio.has(FolioFlags::DIRTY) {
+                (0..1 << A::order(level)).for_each(|i| frames.clear_stored(pfn.add(i)));
             }
         });
         Ok(())

@@ -1,7 +1,9 @@
 //! Reclaim of groups of processes, by an amount.
 
 use crate::common::*;
+use mm_arch::{Entry, Level};
 use mm_fault::{OrderMode, ThpMode};
+use mm_folio::{FolioFlags, Get};
 use mm_map::{Advice, LockWhen};
 use mm_reclaim::{LruList, ReclaimError, ReclaimPlatform};
 use mm_sim::*;
@@ -99,5 +101,32 @@ fn locked_memory_stays_whoever_asks() {
     assert_eq!(m.host().lru().nr_pages(LruList::Unevictable), 0);
     assert_eq!(m.host().reclaim([&p], "64K"), Ok(16));
     assert!((0..32).all(|i| p.load(page(i)) == Ok(100 + i)));
+    sound(&m, &[&p]);
+}
+
+/// Reclaim has the folio in hand while its pages are given up: they are clean then, and go
+/// to swap as they are.
+///
+/// Rules: FOLIO-41, MADV-04.
+#[test]
+fn what_is_given_up_while_it_is_isolated_is_not_lost_dirt() {
+    let m = machine();
+    let p = filled(&m, 16);
+    let head = {
+        let vmas = p.mm().read();
+        let table = p.mm().tables().lock_table(vmas.stay(), page(0)).expect("there");
+        table.get(table.index_of(page(0))).pfn(Level::Pte)
+    };
+    let folio = m.host().memmap().folio(head);
+    let own = folio.grab::<Get>(1).expect("fits");
+    assert!(m.host().lru().isolate_one(folio));
+    p.madvise_free(pages(0, 16)).expect("mapped");
+    assert!(folio.has(FolioFlags::SWAPBACKED) && !folio.has(FolioFlags::DIRTY));
+    folio.enlist();
+    drop(own);
+    sound(&m, &[&p]);
+    p.madvise_pageout(pages(0, 16)).expect("mapped");
+    assert_eq!(left(&p), (0, 16));
+    assert!((0..16).all(|i| p.load(page(i)) == Ok(100 + i)));
     sound(&m, &[&p]);
 }
