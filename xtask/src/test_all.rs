@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::cmd::{self, Error};
 use crate::step::{Outcome, Report};
 use crate::workspace::Workspace;
-use crate::{fail_each, instructions, loom, no_std, rules, scenarios, stress};
+use crate::{fail_each, instructions, loom, no_std, rules, scenarios};
 
 /// Longest that an example may run.
 const EXAMPLE_LIMIT: Duration = Duration::from_secs(120);
@@ -29,7 +29,7 @@ pub struct Options {
 type Step = fn(&Workspace) -> Result<Outcome, Error>;
 
 /// The steps in order: what fails fast comes first.
-const STEPS: [(&str, Step); 14] = [
+const STEPS: [(&str, Step); 13] = [
     ("fmt", fmt),
     ("rules", |ws| rules::run(ws, &rules::Options::quiet())),
     ("deny", deny),
@@ -42,7 +42,6 @@ const STEPS: [(&str, Step); 14] = [
     ("loom", |ws| loom::run(ws, &loom::Options::bounded())),
     ("scenarios", |ws| scenarios::run(ws, &scenarios::Options::default())),
     ("fail-each", |ws| fail_each::run(ws, &fail_each::Options::default())),
-    ("stress", |ws| stress::run(ws, &stress::Options::default())),
     ("instructions", |ws| instructions::run(ws, &instructions::Options::default())),
 ];
 

@@ -257,9 +257,9 @@ impl<A: Arch, O: Events> Process<A, O> {
                 return;
             }
             let folio = map.folio(pfn);
-            // What reclaim has isolated is cleaned, and goes to swap all the same.
-            let given_up = !folio.has(FolioFlags::SWAPBACKED) || !folio.maybe_mapped_shared();
-            if folio.is_anon() && given_up && !folio.has(FolioFlags::DIRTY) {
+            // What reclaim has isolated is cleaned as well, and goes to swap all the same; if
+            // others map it, their entries say what they stored.
+            if folio.is_anon() && !folio.has(FolioFlags::DIRTY) {
                 (0..1 << A::order(level)).for_each(|i| frames.clear_stored(pfn.add(i)));
             }
         });
