@@ -40,6 +40,17 @@ proptest! {
     }
 }
 
+/// The very first allocation is the first process's: the run ends there, and all comes back.
+#[test]
+fn without_memory_for_a_first_process_nothing_is_left() {
+    let step = Step { what: 0, proc: 0, region: 0, first: 0, pages: 0, value: 1 };
+    let best = (Preset::Best.name(), Preset::Best.policy());
+    let text = scenario(&[step]);
+    assert_eq!(printed(&text, &best, Some(0)), Ok(Vec::new()));
+    let all = printed(&text, &best, None).expect("runs");
+    assert_eq!(printed(&text, &best, Some(1)).map(|out| out.len()), Ok(all.len() + 1));
+}
+
 /// What a call drops is what lies below a mapping that refuses: who holds the pages of the
 /// rest sees what is stored to them.
 ///
