@@ -18,8 +18,10 @@ use mm_sim::{
     capabilities,
 };
 use mmlab_formats::Format;
+use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -67,6 +69,9 @@ pub struct Args {
     /// Audit the whole machine after every operation.
     #[arg(long, default_value_t = cfg!(debug_assertions))]
     audit: bool,
+    /// Scenarios at a time under --check and --fail-each [default: the number of CPUs].
+    #[arg(short, long, value_name = "N")]
+    jobs: Option<NonZeroUsize>,
 }
 
 /// The allocations of a scenario that are made to fail.
@@ -138,7 +143,8 @@ pub fn main(args: &Args) -> ExitCode {
     });
     let machine = MachineConfig { bytes: args.memory, ..MachineConfig::default() };
     let options = RunOptions { machine, audit: args.audit, ..RunOptions::default() };
-    let lab = Lab { formats, options, dump: args.dump_tables };
+    let jobs = args.jobs.map_or(0, NonZeroUsize::get);
+    let lab = Lab { formats, options, dump: args.dump_tables, jobs };
     if let Some(sample) = args.fail_each {
         fail_each(&lab, args.policy.unwrap_or_default(), sample, &scenarios)
     } else if args.check {
@@ -175,6 +181,35 @@ struct Lab {
     options: RunOptions,
     /// Print entries instead of records.
     dump: bool,
+    /// Scenarios at a time; 0 is one per CPU.
+    jobs: usize,
+}
+
+/// Stack of a thread that runs scenarios: what a program's first thread has.
+const STACK: usize = 8 << 20;
+
+impl Lab {
+    /// What `judge` says of each scenario, by its index, on each format: several at a time, in order.
+    fn judge<V: Send>(
+        &self,
+        scenarios: &[Scenario],
+        judge: impl Fn(Format, usize) -> V + Sync,
+    ) -> Result<Vec<(Format, usize, V)>, String> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(self.jobs).stack_size(STACK).build();
+        let pool = pool.map_err(|e| format!("threads of --jobs: {e}"))?;
+        let each: Vec<_> =
+            self.formats.iter().flat_map(|f| (0..scenarios.len()).map(|i| (*f, i))).collect();
+        let bar = progress(each.len());
+        let one = |(format, i): (Format, usize)| {
+            bar.set_message(format!("{} {}", format.name, scenarios[i].name));
+            let verdict = judge(format, i);
+            bar.inc(1);
+            (format, i, verdict)
+        };
+        let verdicts = pool.install(|| each.into_par_iter().map(one).collect());
+        bar.finish_and_clear();
+        Ok(verdicts)
+    }
 }
 
 /// Prints every record as it is made. With several formats, each one's begin with
@@ -207,38 +242,36 @@ fn print(lab: &Lab, policy: Preset, scenarios: &[Scenario]) -> ExitCode {
 
 /// Compares with the goldens and says what differs.
 fn check(lab: &Lab, policy: Preset, entries: &[Entry], scenarios: &[Scenario]) -> ExitCode {
-    let bar = progress(entries.len() * lab.formats.len());
+    let verdicts = lab.judge(scenarios, |format, i| {
+        check_one(format, &lab.options, policy, &entries[i], &scenarios[i])
+    });
+    let verdicts = match verdicts {
+        Ok(verdicts) => verdicts,
+        Err(e) => return cli::bad_input(e),
+    };
     let (mut passed, mut failed) = (0, 0);
     let mut not_applicable: BTreeMap<(Feature, &str), Vec<&str>> = BTreeMap::new();
     let mut blocks: BTreeMap<&str, BlockCounts> = BTreeMap::new();
-    for format in &lab.formats {
-        for (entry, scenario) in entries.iter().zip(scenarios) {
-            bar.set_message(format!("{} {}", format.name, entry.name));
-            let verdict = check_one(*format, &lab.options, policy, entry, scenario);
-            bar.inc(1);
-            match verdict {
-                Ok(counts) => {
-                    passed += 1;
-                    *blocks.entry(format.name).or_default() += counts;
-                }
-                Err(Failure::Lacks(feature)) => {
-                    not_applicable.entry((feature, format.name)).or_default().push(&entry.name);
-                }
-                Err(Failure::Differs(why)) => {
-                    failed += 1;
-                    // Nobody asked for a format where there is only one.
-                    let on = if lab.formats.len() > 1 { format.name } else { "" };
-                    let gap = if on.is_empty() { "" } else { " " };
-                    bar.suspend(|| say(format_args!("{on}{gap}{}: {why}", entry.name)));
-                }
-                Err(Failure::BadInput(why)) => {
-                    bar.finish_and_clear();
-                    return cli::bad_input(why);
-                }
+    for (format, i, verdict) in verdicts {
+        let name = &entries[i].name;
+        match verdict {
+            Ok(counts) => {
+                passed += 1;
+                *blocks.entry(format.name).or_default() += counts;
             }
+            Err(Failure::Lacks(feature)) => {
+                not_applicable.entry((feature, format.name)).or_default().push(name);
+            }
+            Err(Failure::Differs(why)) => {
+                failed += 1;
+                // Nobody asked for a format where there is only one.
+                let on = if lab.formats.len() > 1 { format.name } else { "" };
+                let gap = if on.is_empty() { "" } else { " " };
+                say(format_args!("{on}{gap}{name}: {why}"));
+            }
+            Err(Failure::BadInput(why)) => return cli::bad_input(why),
         }
     }
-    bar.finish_and_clear();
     for ((feature, format), names) in &not_applicable {
         say(format_args!("n/a: {format} has no {feature}: {}", names.join(" ")));
     }
@@ -256,32 +289,29 @@ fn check(lab: &Lab, policy: Preset, entries: &[Entry], scenarios: &[Scenario]) -
 
 /// Makes allocations fail and says which scenarios do not stand it.
 fn fail_each(lab: &Lab, policy: Preset, sample: Sample, scenarios: &[Scenario]) -> ExitCode {
-    let bar = progress(scenarios.len() * lab.formats.len());
+    let verdicts = lab.judge(scenarios, |format, i| {
+        (format.fail_each)(&scenarios[i], &policy.policy(), &lab.options, sample.0)
+    });
+    let verdicts = match verdicts {
+        Ok(verdicts) => verdicts,
+        Err(e) => return cli::bad_input(e),
+    };
     let (mut passed, mut failed, mut not_applicable) = (0, 0, 0);
     let mut all = Absorbed::default();
-    for format in &lab.formats {
-        for scenario in scenarios {
-            bar.set_message(format!("{} {}", format.name, scenario.name));
-            let result = (format.fail_each)(scenario, &policy.policy(), &lab.options, sample.0);
-            bar.inc(1);
-            match result {
-                Ok(absorbed) => {
-                    passed += 1;
-                    all += absorbed;
-                }
-                Err(FailEachError::Run(RunError::Lacks { .. })) => not_applicable += 1,
-                Err(FailEachError::Run(e)) if e.is_bad_input() => {
-                    bar.finish_and_clear();
-                    return cli::bad_input(e);
-                }
-                Err(e) => {
-                    failed += 1;
-                    bar.suspend(|| say(format_args!("{}: {e}", format.name)));
-                }
+    for (format, _, result) in verdicts {
+        match result {
+            Ok(absorbed) => {
+                passed += 1;
+                all += absorbed;
+            }
+            Err(FailEachError::Run(RunError::Lacks { .. })) => not_applicable += 1,
+            Err(FailEachError::Run(e)) if e.is_bad_input() => return cli::bad_input(e),
+            Err(e) => {
+                failed += 1;
+                say(format_args!("{}: {e}", format.name));
             }
         }
     }
-    bar.finish_and_clear();
     let Absorbed { allocations, tried, refused } = all;
     say(format_args!("{tried} of {allocations} allocations made to fail, {refused} refused"));
     let not_applicable =

@@ -60,6 +60,16 @@ fn check_counts_and_says_what_differs_first() {
         text(&out.stdout),
         "bad: line 3: faults min: expected 3, got 4\n1 passed, 1 failed\n"
     );
+    // In the same order, however many at a time.
+    for jobs in ["1", "3"] {
+        let formats = "x86_64,x86-pae";
+        let args = ["run", &dir, "--check", "--memory", "16M", "--arch", formats, "-j", jobs];
+        let out = mmlab(&args);
+        let each = |f: &str| format!("{f} bad: line 3: faults min: expected 3, got 4\n");
+        let both = each("x86_64") + &each("x86-pae") + "2 passed, 2 failed\n";
+        assert_eq!((out.status.code(), text(&out.stdout)), (Some(1), both.as_str()));
+    }
+    assert_bad_input(&["run", &dir, "--check", "-j", "0"], &["--jobs"]);
     // Not compared: the content is the same.
     let out = mmlab(&["run", &dir, "--check", "--memory", "16M", "--policy", "best"]);
     assert_eq!((out.status.code(), text(&out.stdout)), (Some(0), "2 passed, 0 failed\n"));
