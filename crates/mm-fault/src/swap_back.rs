@@ -4,8 +4,7 @@ use crate::dispatch::{E, Fault};
 use crate::flags::Access;
 use crate::{FaultOutcome, FaultPolicy};
 use core::fmt;
-use mm_arch::{Arch, Entry, SwapSlot, VirtAddr, VirtRange};
-use mm_pgtable::SpanKind;
+use mm_arch::{Entry, SwapSlot, VirtAddr, VirtRange};
 use mm_rmap::RmapPlatform;
 use mm_vma::MmRead;
 
@@ -73,21 +72,8 @@ fn next_swapped<P: RmapPlatform>(
     from: VirtAddr,
     range: VirtRange,
 ) -> Option<(VirtAddr, E<P>, SwapSlot)> {
-    let (tables, stay) = (vmas.mm().tables(), vmas.stay());
     let rest = VirtRange::new(from, range.bytes_after(from)).ok()?;
-    for span in tables.spans(stay, rest) {
-        if span.kind != SpanKind::Table {
-            continue;
-        }
-        let Some(table) = tables.lock_table(stay, span.range.start()) else { continue };
-        let first = table.index_of(span.range.start());
-        let nr = span.range.nr(<P::Arch as Arch>::PAGE_SHIFT) as usize;
-        for i in first..first + nr {
-            let e = table.get(i);
-            if let Some(slot) = e.swap_slot() {
-                return Some((table.va_of(i), e, slot));
-            }
-        }
-    }
-    None
+    let swapped = |e: E<P>| Some((e, e.swap_slot()?));
+    let (va, (e, slot)) = vmas.mm().tables().find(vmas.stay(), rest, swapped)?;
+    Some((va, e, slot))
 }

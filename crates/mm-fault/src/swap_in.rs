@@ -26,7 +26,9 @@ use mm_arch::{Arch, Entry, Level, SwapBits, SwapSlot, VirtAddr};
 use mm_folio::{AnonId, Exclusivity, Folio, FolioFlags, FolioLockGuard, FolioRef, FrameBytes, Get};
 use mm_pgtable::{LockedTable, Step};
 use mm_rmap::RmapPlatform;
-use mm_vma::{Platform, RssKind, SlotRun, SwapSpace, VmaFlags, free_swap_cache, read_folio};
+use mm_vma::{
+    Platform, RssKind, SlotRun, SwapSpace, VmaFlags, free_swap_cache, read_cached, read_folio,
+};
 
 /// Slots that are being read past the cache.
 struct Reading<'m, P: Platform> {
@@ -124,10 +126,11 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
             swap.slots().insert(start, &lock).map_err(|_| FaultOutcome::MINOR)?;
             None
         };
-        if read_folio(platform, folio, run).is_err() && alone.is_none() {
-            // The next one who wants it tries again.
-            swap.slots().evict(&lock);
-        }
+        // One that cannot be read is not valid, which is asked about later.
+        let _ = match &alone {
+            Some(_) => read_folio(platform, folio, run),
+            None => read_cached(platform, &lock, run),
+        };
         Ok(Content { own, lock, page, major: true, alone })
     }
 

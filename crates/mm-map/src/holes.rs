@@ -1,7 +1,7 @@
 //! Holes in objects, made through their mappings.
 
 use crate::MapError;
-use crate::vmas::check_user_range;
+use crate::vmas::each_part;
 use mm_arch::{Arch, VirtRange};
 use mm_rmap::RmapPlatform;
 use mm_vma::{Mm, VmaFlags};
@@ -19,25 +19,9 @@ use mm_vma::{Mm, VmaFlags};
 /// what is below it are holes by then. A hole in the range is an error too, but only
 /// behind all mappings.
 pub fn madvise_remove<P: RmapPlatform>(mm: &Mm<P>, range: VirtRange) -> Result<(), MapError> {
-    check_user_range(mm, range)?;
-    let (mut next, mut hole) = (Some(range.start()), None);
-    while let Some(va) = next {
-        let vmas = mm.read();
-        let Some((vma, part)) = vmas
-            .next_from(va)
-            .and_then(|vma| Some((vma, vma.range().intersect(range)?)))
-            .and_then(|(vma, part)| {
-                let start = part.start().max(va);
-                Some((vma, VirtRange::new(start, part.bytes_after(start)).ok()?))
-            })
-        else {
-            hole = hole.or(Some(va));
-            break;
-        };
+    each_part(mm, range, |vmas, part| {
         let at = part.start();
-        if at > va {
-            hole = hole.or(Some(va));
-        }
+        let Some(vma) = vmas.find(at) else { return Ok(()) };
         let flags = vma.flags();
         let Some(backing) = vma.backing().filter(|_| !flags.contains(VmaFlags::LOCKED)) else {
             return Err(MapError::Invalid(at));
@@ -50,7 +34,6 @@ pub fn madvise_remove<P: RmapPlatform>(mm: &Mm<P>, range: VirtRange) -> Result<(
         if !backing.punch(first, part.nr(P::Arch::PAGE_SHIFT)) {
             return Err(MapError::NoHoles(at));
         }
-        next = at.checked_add(part.bytes()).filter(|va| range.contains(*va));
-    }
-    hole.map_or(Ok(()), |va| Err(MapError::Hole(va)))
+        Ok(())
+    })
 }

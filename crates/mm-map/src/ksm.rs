@@ -208,21 +208,11 @@ impl<P: RmapPlatform> Ksm<P> {
 /// makes a mapping unmergeable has each of them copied, by a fault (rule KSM-02).
 pub fn next_merged<P: RmapPlatform>(vmas: &MmRead<'_, P>, range: VirtRange) -> Option<VirtAddr> {
     let mm = vmas.mm();
-    let shift = P::Arch::PAGE_SHIFT;
-    for span in mm.tables().spans(vmas.stay(), range) {
-        if let LockedEntry::Table(table) = mm.tables().lock_entry(vmas.stay(), span.range.start()) {
-            let first = table.index_of(span.range.start());
-            for k in 0..span.range.nr(shift) {
-                let e = table.get(first + k as usize);
-                if e.is_leaf(Level::Pte)
-                    && counted_folio(mm, e, Level::Pte).is_some_and(|f| f.has(FolioFlags::KSM))
-                {
-                    return Some(span.range.start().add_units(k, shift));
-                }
-            }
-        }
-    }
-    None
+    let merged = |e: E<P>| {
+        let folio = e.is_leaf(Level::Pte).then(|| counted_folio(mm, e, Level::Pte))??;
+        folio.has(FolioFlags::KSM).then_some(())
+    };
+    mm.tables().find(vmas.stay(), range, merged).map(|(va, ())| va)
 }
 
 /// What a walk of the reverse map needs to find the page again.

@@ -88,6 +88,7 @@
 extern crate alloc;
 
 mod advise;
+mod ahead;
 mod collapse;
 mod delayed;
 mod entry;
@@ -113,6 +114,7 @@ mod vmas;
 mod zap;
 
 pub use advise::{Advice, madvise};
+pub use ahead::madvise_willneed;
 pub use collapse::{
     CollapseError, CollapseFor, CollapseLimits, Collapsed, collapse_anon, collapse_object,
     collapse_scan, map_collapsed,

@@ -3,7 +3,7 @@
 use crate::MapError;
 use mm_arch::{Arch, Level, VirtAddr, VirtRange};
 use mm_rmap::{RmapPlatform, split_pmd, vma_flags_changed};
-use mm_vma::{Mm, MmWrite, Vma, VmaFlags};
+use mm_vma::{Mm, MmRead, MmWrite, Vma, VmaFlags};
 
 /// Checks that `range` is page-aligned and in user space.
 pub(crate) fn check_range<P: RmapPlatform>(
@@ -26,6 +26,39 @@ pub(crate) fn check_user_range<P: RmapPlatform>(
         return Err(MapError::Unaligned(VirtAddr::new(range.bytes())));
     }
     if mm.is_user_range(range) { Ok(()) } else { Err(MapError::NotUser(range)) }
+}
+
+/// Hands what is mapped of `range` to `each`, part by part, a mapping at a time; with it comes
+/// the read side of the mmap lock, taken anew for each, which it may give up.
+///
+/// # Errors
+///
+/// If the range is not page-aligned or not in user space; what `each` fails with, at once; a
+/// hole, behind all mappings.
+pub(crate) fn each_part<P: RmapPlatform>(
+    mm: &Mm<P>,
+    range: VirtRange,
+    mut each: impl FnMut(MmRead<'_, P>, VirtRange) -> Result<(), MapError>,
+) -> Result<(), MapError> {
+    check_user_range(mm, range)?;
+    let (mut next, mut hole) = (Some(range.start()), None);
+    while let Some(va) = next {
+        let vmas = mm.read();
+        let part = vmas.next_from(va).and_then(|vma| vma.range().intersect(range)).and_then(|p| {
+            let start = p.start().max(va);
+            VirtRange::new(start, p.bytes_after(start)).ok()
+        });
+        let Some(part) = part else {
+            hole = hole.or(Some(va));
+            break;
+        };
+        if part.start() > va {
+            hole = hole.or(Some(va));
+        }
+        each(vmas, part)?;
+        next = part.start().checked_add(part.bytes()).filter(|va| range.contains(*va));
+    }
+    hole.map_or(Ok(()), |va| Err(MapError::Hole(va)))
 }
 
 /// Makes `va` a VMA boundary. A PMD leaf across it is split first (rule VMA-01):

@@ -527,4 +527,28 @@ impl<S: TableSpace> PageTables<S> {
             Some(span)
         })
     }
+
+    /// The first entry in a PTE table of `range` that `what` makes something of, with its
+    /// address. Looks at each table under its lock.
+    pub fn find<'g, T>(
+        &'g self,
+        stay: TablesStay<'g>,
+        range: VirtRange,
+        mut what: impl FnMut(<S::Arch as Arch>::Entry) -> Option<T>,
+    ) -> Option<(VirtAddr, T)> {
+        for span in self.spans(stay, range) {
+            if span.kind != SpanKind::Table {
+                continue;
+            }
+            let Some(table) = self.lock_table(stay, span.range.start()) else { continue };
+            let first = table.index_of(span.range.start());
+            let end = first + span.range.nr(S::Arch::PAGE_SHIFT) as usize;
+            for i in first..end {
+                if let Some(found) = what(table.get(i)) {
+                    return Some((table.va_of(i), found));
+                }
+            }
+        }
+        None
+    }
 }

@@ -54,8 +54,7 @@
 //!
 //! # Not here
 //!
-//! An operation of a scenario that is not built is [`RunError::NotBuilt`]. Time: nothing is
-//! ever slow.
+//! Time: nothing is ever slow.
 //!
 //! # Example
 //!

@@ -143,6 +143,11 @@ pub trait Backing: Send + Sync + Debug {
         let _ = (index, fill);
         Err(InstallError::Unsupported)
     }
+    /// Reads those of the `nr` pages from `first` on into memory that are on a device, as far
+    /// as there is memory and the device gives them; makes no page. Called without locks.
+    fn read_ahead(&self, first: u64, nr: u64) {
+        let _ = (first, nr);
+    }
     /// Moves the folio that has page `index` to swap, if that is where the object keeps what
     /// it has no frames for: it is in the swap cache and dirty then, and the object has an
     /// entry for each of its slots. Whether it did.

@@ -75,7 +75,8 @@ pub use platform::{Event, Interrupt, Observer, Platform};
 pub use rights::VmaRights;
 pub use store::{StoreError, VmaStore};
 pub use swap::{
-    SlotRun, SwapIoError, SwapSpace, free_swap_cache, put_swap, read_folio, write_folio,
+    SlotRun, SwapIoError, SwapSpace, free_swap_cache, put_swap, read_ahead, read_cached,
+    read_folio, write_folio,
 };
 pub use swap_slots::{CLUSTER_SLOTS, SlotState, SwapError, SwapSlots, Zeros};
 pub use vma::Vma;

@@ -27,7 +27,7 @@
 use crate::{Event, Observer, Platform, SwapSlots};
 use core::fmt;
 use mm_arch::{Pfn, SwapSlot};
-use mm_folio::{Folio, FolioFlags, FolioLockGuard, FolioRef, FrameBytes, Get};
+use mm_folio::{AllocError, Folio, FolioFlags, FolioLockGuard, FolioRef, FrameBytes, Get};
 use mm_sync::RawLock;
 
 /// Consecutive slots of one device.
@@ -122,6 +122,49 @@ pub fn read_folio<P: Platform>(
         observer.event(Event::FolioSwappedIn, folio.order().into());
     }
     folio.set_flag(FolioFlags::UPTODATE);
+    Ok(())
+}
+
+/// Reads a locked folio that was just put into the swap cache from its slots; it leaves the
+/// cache again if that fails, and whoever wants it next tries again.
+///
+/// # Errors
+///
+/// As [`read_folio`].
+pub fn read_cached<P: Platform>(
+    platform: &P,
+    locked: &FolioLockGuard<'_, P>,
+    run: SlotRun,
+) -> Result<(), SwapIoError> {
+    read_folio(platform, locked.folio(), run).inspect_err(|_| {
+        platform.swap().slots().evict(locked);
+    })
+}
+
+/// Reads the page of a slot into the swap cache, where a fault will find it; nothing maps it
+/// yet. Nothing happens if the cache has it, somebody reads it, or no entry counts on the
+/// slot, and nothing is left of it if the device fails (rule MADV-09).
+///
+/// # Errors
+///
+/// If there is no memory.
+pub fn read_ahead<P: Platform>(platform: &P, slot: SwapSlot) -> Result<(), AllocError> {
+    let slots = platform.swap().slots();
+    if !slots.state(slot).is_some_and(|s| s.count > 0 && s.cached.is_none() && !s.reading) {
+        return Ok(());
+    }
+    let own = platform.memmap().alloc(0)?;
+    let locked = own.folio().lock();
+    own.folio().set_flag(FolioFlags::SWAPBACKED);
+    // Somebody else may have been faster.
+    if slots.insert(slot, &locked).is_ok()
+        && read_cached(platform, &locked, SlotRun::new(slot, 1)).is_ok()
+    {
+        own.folio().enlist();
+    }
+    drop(locked);
+    // Nobody may want it any more, and who left it could not lock it.
+    free_swap_cache(platform, own.folio());
     Ok(())
 }
 

@@ -55,6 +55,22 @@ on_all_formats! {
         audit(&tables);
     }
 
+    /// Entries of missing tables and above the last level are none; the end of the range is one.
+    fn the_first_entry_that_is_wanted_is_found<A>() {
+        let (_, tables) = tree::<A>(3);
+        let n = N as u64;
+        let all = pages::<A>(0, 4 * n);
+        let leaf_at = |range| tables.find(stay(), range, |e: A::Entry| e.is_leaf(Level::Pte).then_some(()));
+        assert_eq!(leaf_at(all), None);
+        map_huge::<A>(&tables, page::<A>(n), 0x400);
+        table(&tables, page::<A>(2 * n)).fill(3, 1, leaf::<A>(0x42));
+        table(&tables, page::<A>(2 * n)).fill(5, 1, leaf::<A>(0x43));
+        assert_eq!(leaf_at(all), Some((page::<A>(2 * n + 3), ())));
+        assert_eq!(leaf_at(pages::<A>(2 * n + 4, n)), Some((page::<A>(2 * n + 5), ())));
+        assert_eq!(leaf_at(pages::<A>(0, 2 * n + 3)), None);
+        assert_eq!(leaf_at(pages::<A>(2 * n + 4, 1)), None);
+    }
+
     /// What is reported with an item is the place of the item, not that of the next.
     ///
     /// Rules: ACC-23, MM-115.

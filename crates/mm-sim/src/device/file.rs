@@ -329,6 +329,16 @@ impl<A: Arch, O: Events> Backing for File<A, O> {
         }
         self.get_or_read(request.index)
     }
+    fn read_ahead(&self, first: u64, nr: u64) {
+        for index in first..first.saturating_add(nr).min(self.nr_pages()) {
+            match self.get_or_read(index) {
+                Ok(found) => drop(self.host().memmap().adopt_run::<Get>(found.page)),
+                // What cannot be read is tried again by who wants it.
+                Err(BackingError::Io | BackingError::PastEnd) => {}
+                Err(BackingError::NoMemory) => break,
+            }
+        }
+    }
     fn split(&self, own: FolioRun) -> (FolioRun, bool) {
         self.cache.split_held(own)
     }

@@ -14,7 +14,7 @@ use mm_folio::{FileId, FolioFlags, FolioRef, FolioRun, FrameBytes, Get};
 use mm_map::Pages;
 use mm_vma::{
     Backing, BackingError, BackingKind, Event, FoundPage, InsertError, InstallError, PageCache,
-    PageRequest, Platform, SlotRun, SwapSpace, put_swap, read_folio,
+    PageRequest, Platform, SlotRun, SwapSpace, put_swap, read_ahead, read_folio,
 };
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -116,7 +116,7 @@ impl<A: Arch, O: Events> Shmem<A, O> {
     }
     /// Brings the page `index` back from `slot`, with its neighbours if they went out with
     /// it.
-    fn swap_in(&self, index: u64, slot: SwapSlot) -> Result<FolioRun, Missed> {
+    fn swap_in(&self, index: u64, slot: SwapSlot) -> Result<FoundPage, Missed> {
         let host = self.host();
         let slots = host.swap().slots();
         if let Some(run) = slots.get(host.memmap(), slot) {
@@ -126,7 +126,7 @@ impl<A: Arch, O: Events> Shmem<A, O> {
             let first = slots.slot_of(own.folio()).ok_or(Missed::Changed)?;
             self.take_back(index - u64::from(run.first), first, &own)?;
             slots.free(&locked);
-            return Ok(own.into_run(run.first));
+            return Ok(FoundPage { page: own.into_run(run.first), major: false });
         }
         let order = self.swapped().order_of(index);
         let new = host.memmap().alloc(order).or_else(|_| host.memmap().alloc(0));
@@ -140,7 +140,7 @@ impl<A: Arch, O: Events> Shmem<A, O> {
             Err(_) => Err(Missed::Failed(BackingError::Io)),
         };
         slots.end_read(run);
-        back.map(|()| new.into_run(page))
+        back.map(|()| FoundPage { page: new.into_run(page), major: true })
     }
     /// Puts a folio with the content of the slots from `from` on into the cache, if they are
     /// those of the pages from `first` on, and gives them up. Whoever calls has kept the slots
@@ -190,10 +190,10 @@ impl<A: Arch, O: Events> Shmem<A, O> {
             let slot = self.swapped().slot(index);
             let found = match slot {
                 Some(slot) => self.swap_in(index, slot),
-                None => self.make(index, orders()),
+                None => self.make(index, orders()).map(|page| FoundPage { page, major: false }),
             };
             match found {
-                Ok(page) => return Ok(FoundPage { page, major: slot.is_some() }),
+                Ok(found) => return Ok(found),
                 Err(Missed::Changed) => {}
                 Err(Missed::Failed(why)) => return Err(why),
             }
@@ -263,6 +263,14 @@ impl<A: Arch, O: Events> Backing for Shmem<A, O> {
             Ok(()) => Ok(new.into_run(0)),
             Err(InsertError::Exists) => Err(InstallError::Exists),
             Err(InsertError::NoMemory) => Err(InstallError::NoMemory),
+        }
+    }
+    fn read_ahead(&self, first: u64, nr: u64) {
+        let slots = self.swapped().slots_of(first..first.saturating_add(nr));
+        for slot in slots {
+            if read_ahead(self.host(), slot).is_err() {
+                break;
+            }
         }
     }
     fn move_to_swap(&self, index: u64) -> bool {

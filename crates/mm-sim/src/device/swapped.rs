@@ -57,6 +57,10 @@ impl Swapped {
         };
         (0..=place.order).rev().find(fits).unwrap_or(0)
     }
+    /// The slots of the pages in `range`.
+    pub fn slots_of(&self, range: Range<u64>) -> Vec<SwapSlot> {
+        self.0.range(range).map(|(_, place)| place.slot).collect()
+    }
     /// The slots.
     pub fn slots(&self) -> impl Iterator<Item = SwapSlot> {
         self.0.values().map(|place| place.slot)

@@ -2,23 +2,10 @@
 
 use super::Feature;
 use crate::{AuditViolation, MachineError};
-use mm_scenario::Op;
 
 /// Why a run ended early. Prints as one line that names file and line.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum RunError {
-    /// The model has no such operation.
-    #[error("operation `{op}{detail}` is not built yet ({file}:{line})")]
-    NotBuilt {
-        /// The operation.
-        op: &'static str,
-        /// What about it, with a blank before it; empty if all of it.
-        detail: String,
-        /// The scenario.
-        file: String,
-        /// The line.
-        line: u32,
-    },
     /// The entry format has no such thing: nothing that a machine of it could do.
     #[error("{file}:{line}: {arch} has no {feature}")]
     Lacks {
@@ -110,14 +97,5 @@ fn first_of(found: &[AuditViolation]) -> String {
         [] => "nothing found".into(),
         [one] => one.to_string(),
         [first, rest @ ..] => format!("{first} (and {} more)", rest.len()),
-    }
-}
-
-/// The part of an operation that is not built, where the rest of it is.
-pub(super) fn detail(op: &Op) -> String {
-    match op {
-        Op::Madvise { advice, .. } => format!(" {advice}"),
-        Op::Mmap { sharing, .. } => format!(" {sharing}"),
-        _ => String::new(),
     }
 }

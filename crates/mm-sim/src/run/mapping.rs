@@ -111,10 +111,13 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             Advice::Random => mm_map::Advice::Random,
             Advice::Sequential => mm_map::Advice::Sequential,
             Advice::Normal => mm_map::Advice::Normal,
-            Advice::WillNeed => return Err(self.not_built(line)),
             Advice::PopulateRead => return self.populate(line, proc, range, AccessKind::Read),
             Advice::PopulateWrite => return self.populate(line, proc, range, AccessKind::Write),
             Advice::Remove => return self.remove(line, proc, range),
+            Advice::WillNeed => {
+                let r = self.proc(proc)?.process.madvise_willneed(range);
+                return self.done(line, r, MapError::errno);
+            }
             Advice::Collapse => {
                 let r = self.proc(proc)?.process.collapse(range);
                 return self.done(line, r, |e| e.errno());

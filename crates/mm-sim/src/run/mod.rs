@@ -70,8 +70,7 @@ impl Default for RunOptions {
 /// # Errors
 ///
 /// If the format lacks what the scenario needs, the machine cannot be built, an
-/// operation is not built yet or asks for more than the machine has, or an audit
-/// finds something. What was printed before stands.
+/// operation asks for more than the machine has, or an audit finds something. What was printed before stands.
 pub fn run<A: Arch>(
     scenario: &Scenario,
     policy: &Policy,
@@ -357,14 +356,6 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
     }
     fn proc_mut(&mut self, id: ProcId) -> Result<&mut Proc<A, O>, RunError> {
         self.procs.get_mut(&id).ok_or_else(|| RunError::Internal(format!("no process {id:?}")))
-    }
-    fn not_built(&self, line: &Line) -> RunError {
-        RunError::NotBuilt {
-            op: line.op.name(),
-            detail: error::detail(&line.op),
-            file: self.scenario.name.clone(),
-            line: line.line_no,
-        }
     }
     /// A record that the kernel refused.
     fn refused(&self, line: &Line, errno: &str) -> Outcome {

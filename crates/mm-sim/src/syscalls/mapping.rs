@@ -228,6 +228,14 @@ impl<A: Arch, O: Events> Process<A, O> {
     pub fn madvise_remove(&self, range: VirtRange) -> Result<(), MapError> {
         mm_map::madvise_remove(self.mm(), range)
     }
+    /// `madvise` with `MADV_WILLNEED`.
+    ///
+    /// # Errors
+    ///
+    /// If the range makes no sense or has a hole.
+    pub fn madvise_willneed(&self, range: VirtRange) -> Result<(), MapError> {
+        mm_map::madvise_willneed(self.mm(), range)
+    }
     /// Makes the entries of a range inaccessible, to see who uses its pages.
     ///
     /// # Errors

@@ -4,9 +4,9 @@
 use crate::common::*;
 use mm_arch::{Arch, Entry, Level, Pfn, Rights, VirtAddr};
 use mm_fault::{FaultSignal, ShmemMode};
-use mm_folio::{Folio, FolioFlags};
+use mm_folio::{Folio, FolioFlags, Get};
 use mm_gup::GupFlags;
-use mm_map::{Advice, OldPlace};
+use mm_map::{Advice, MapError, OldPlace};
 use mm_pgtable::LockedEntry;
 use mm_sim::*;
 use mm_vma::{Backing, MmRead, Platform, RssKind, VmaFlags};
@@ -624,4 +624,36 @@ mod memory {
         }
         assert!(failed > 5, "only {failed} allocations failed visibly");
     }
+}
+
+/// A file is read as far as it goes and the device gives it; private copies do not matter.
+///
+/// Rules: MADV-09.
+#[test]
+fn pages_of_a_file_are_read_ahead() {
+    let m = machine();
+    let (f, p) = (file(&m, 40), process(&m));
+    p.mmap_object(pages(0, 64), RW, f.clone(), 0).expect("mmap");
+    p.store(page(1), 7).expect("store");
+    f.forget_clean();
+    f.fail_io(3, true);
+    assert!(f.cached(2).is_none());
+    p.madvise_willneed(pages(0, 64)).expect("mapped");
+    sound(&m, &[&p]);
+    let cached = |i: u64| f.cached(i).map(|run| drop(m.host().memmap().adopt_run::<Get>(run)));
+    assert!((0..40).all(|i| cached(i).is_some() == (i != 3)) && cached(40).is_none());
+    assert_eq!(mapped(&p, 0, 64), [1]);
+    p.take_faults();
+    assert_eq!((p.load(page(1)), p.load(page(2)), p.load(page(3))), (Ok(7), Ok(tag(2)), bus(3)));
+    assert!(p.take_faults().cpu.iter().all(|f| !f.major));
+    // Where memory ends, reading ends, and nobody hears of it.
+    f.fail_io(3, false);
+    f.forget_clean();
+    m.host().frames().fail_after(Some(2));
+    p.madvise_willneed(pages(20, 20)).expect("mapped");
+    assert_eq!([20, 21, 22].map(|i| cached(i).is_some()), [true, true, false]);
+    p.munmap(pages(30, 2)).expect("mapped");
+    assert_eq!(p.madvise_willneed(pages(28, 8)), Err(MapError::Hole(page(30))));
+    assert_eq!([28, 30, 35].map(|i| cached(i).is_some()), [true, false, true]);
+    sound(&m, &[&p]);
 }

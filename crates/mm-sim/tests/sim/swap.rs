@@ -334,3 +334,99 @@ fn what_is_in_the_cache_moves_and_splits() {
     m.settle();
     assert_eq!((leaks(&m), free(&m)), (vec![], SLOTS));
 }
+
+fn nr_cached(m: &M) -> usize {
+    m.host().swap().slots().in_use().iter().filter(|s| s.cached.is_some()).count()
+}
+
+/// Entries stay what they are; the fault finds the page in the cache. A device that fails and
+/// memory that is short are the fault's business.
+///
+/// Rules: MADV-09, SWPI-02, INV-6.
+#[test]
+fn what_is_read_ahead_waits_in_the_cache() {
+    let m = machine();
+    let p = filled(&m);
+    for i in 0..6 {
+        swap_out(&p, i);
+    }
+    let (frames, resident) = (m.host().frames().nr_free(), p.mm().counters().resident());
+    p.take_faults();
+    m.host().swap().fail_read_after(Some(1));
+    p.madvise_willneed(pages(0, 4)).expect("mapped");
+    sound(&m, &[&p]);
+    assert_eq!((nr_cached(&m), m.host().frames().nr_free()), (3, frames - 3));
+    p.madvise_willneed(pages(0, 4)).expect("mapped");
+    m.host().frames().fail_after(Some(0));
+    p.madvise_willneed(pages(0, 8)).expect("mapped");
+    sound(&m, &[&p]);
+    assert_eq!((nr_cached(&m), m.host().frames().nr_free()), (4, frames - 4));
+    let counters = p.mm().counters();
+    assert_eq!((counters.resident(), counters.get(RssKind::Swap)), (resident, 6));
+    assert!(p.take_faults().cpu.is_empty());
+    // Given up, it is nowhere.
+    p.madvise(pages(3, 1), Advice::DontNeed).expect("mapped");
+    assert_eq!((nr_cached(&m), free(&m)), (3, SLOTS - 5));
+    for i in 0..6 {
+        assert_eq!(p.load(page(i)), Ok(if i == 3 { 0 } else { 100 + i }));
+        sound(&m, &[&p]);
+    }
+    let major: Vec<_> = p.take_faults().cpu.iter().filter(|f| f.major).map(|f| f.va).collect();
+    assert_eq!(major, [page(4), page(5)]);
+    drop(p);
+    m.settle();
+    assert_eq!((leaks(&m), free(&m)), (vec![], SLOTS));
+}
+
+/// Rules: MADV-09, RECL-08.
+#[test]
+fn what_is_read_ahead_in_vain_goes_again() {
+    let m = machine();
+    let p = filled(&m);
+    for i in 0..6 {
+        swap_out(&p, i);
+    }
+    p.madvise_willneed(pages(0, 8)).expect("mapped");
+    assert_eq!(nr_cached(&m), 6);
+    // The two that are mapped were stored to and may stay or go.
+    let got = m.host().reclaim_everywhere("24K swappiness=max").expect("there is some");
+    assert!(got >= 6, "{got}");
+    sound(&m, &[&p]);
+    assert_eq!(nr_cached(&m), 0);
+    (0..8).for_each(|i| assert_eq!(p.load(page(i)), Ok(100 + i)));
+    sound(&m, &[&p]);
+}
+
+/// What an object of shared memory has in swap is read ahead, and nothing made; the fault that
+/// finds it in the cache is a minor one.
+///
+/// Rules: MADV-09.
+#[test]
+fn shared_memory_is_read_ahead() {
+    let m = machine();
+    let (p, o) = (m.spawn().expect("process"), object(&m));
+    o.truncate(24);
+    p.mmap_object(pages(0, 24), RW | VmaFlags::SHARED, o.clone(), 0).expect("mmap");
+    (2..10).for_each(|i| assert!(object_out(&m, &o, i)));
+    let frames = m.host().frames().nr_free();
+    m.host().swap().fail_read_after(Some(2));
+    p.madvise_willneed(pages(4, 20)).expect("mapped");
+    sound(&m, &[&p]);
+    assert_eq!((nr_cached(&m), m.host().frames().nr_free()), (5, frames - 5));
+    assert!(o.is_swapped(5) && o.cached(5).is_none());
+    for i in 2..10 {
+        assert_eq!(p.load(page(i)), Ok(200 + i));
+    }
+    sound(&m, &[&p]);
+    assert_eq!((nr_cached(&m), free(&m), o.is_swapped(5)), (0, SLOTS, false));
+    let major: Vec<_> = p.take_faults().cpu.iter().filter(|f| f.major).map(|f| f.va).collect();
+    assert_eq!(major, [page(2), page(3), page(6)]);
+    // With the object goes what was read for it.
+    (2..10).for_each(|i| drop(o.cached(i).map(|run| m.host().memmap().adopt_run::<Get>(run))));
+    p.madvise_pageout(pages(0, 16)).expect("mapped");
+    p.madvise_willneed(pages(0, 4)).expect("mapped");
+    assert!(nr_cached(&m) >= 4);
+    drop((p, o));
+    m.settle();
+    assert_eq!((leaks(&m), free(&m)), (vec![], SLOTS));
+}
