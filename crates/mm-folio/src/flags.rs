@@ -62,6 +62,7 @@ bitflags::bitflags! {
             | Self::YOUNG.bits();
         /// What a folio has that another one takes the place of (migration): not what
         /// is about the frames.
-        const MOVES = Self::INHERITED.bits() & !Self::LOCKED.bits() & !Self::NO_LONGTERM.bits();
+        const MOVES = Self::INHERITED.bits() & !Self::LOCKED.bits() & !Self::NO_LONGTERM.bits()
+            | Self::KSM.bits();
     }
 }

@@ -45,6 +45,15 @@ impl Known {
     }
 }
 
+/// Whether a walk waits for whoever changes the trees.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Wait {
+    /// It does.
+    Yes,
+    /// It gives up.
+    No,
+}
+
 /// A merged page.
 pub(crate) struct Merged {
     checksum: u64,
@@ -156,20 +165,49 @@ impl<P: RmapPlatform> AnonTrees<P> {
         self.merged.read().len()
     }
 
+    /// The merged page at `from` moves to `to` while `replace` runs, if it says that it does.
+    /// Nobody looks the page up meanwhile, and takes it for gone because it is frozen.
+    pub(crate) fn move_merged(&self, from: Pfn, to: Pfn, replace: impl FnOnce() -> bool) -> bool {
+        let mut all = self.merged.write();
+        let moved = replace();
+        if moved && let Some(merged) = all.iter_mut().find(|m| m.pfn == from) {
+            merged.pfn = to;
+        }
+        moved
+    }
+
     /// Visits every VMA that may map a merged page: those in which it was found first, then
     /// those forked from them (rule RMAP-30).
-    pub(crate) fn walk_merged(&self, folio: Folio<'_, P>, visit: &mut Visitor<'_, P>) -> WalkEnd {
+    pub(crate) fn walk_merged(
+        &self,
+        folio: Folio<'_, P>,
+        wait: Wait,
+        visit: &mut Visitor<'_, P>,
+    ) -> WalkEnd {
         debug_assert!(folio.has(FolioFlags::LOCKED), "a walk of a folio that is not locked");
         if !folio.is_mapped() {
             return WalkEnd::Unmapped;
         }
-        let all = self.merged.read();
-        let Some(merged) = all.iter().find(|m| m.pfn == folio.head()) else {
+        self.walk_places(folio.head(), wait, visit)
+    }
+    /// As [`walk_merged`](Self::walk_merged), mapped or not: for entries that stand for a page
+    /// that is being moved. `pfn` is where its record says that it is.
+    pub(crate) fn walk_places(&self, pfn: Pfn, wait: Wait, visit: &mut Visitor<'_, P>) -> WalkEnd {
+        let all = match wait {
+            Wait::Yes => Some(self.merged.read()),
+            Wait::No => self.merged.try_read(),
+        };
+        let Some(all) = all else { return WalkEnd::Contended };
+        let Some(merged) = all.iter().find(|m| m.pfn == pfn) else {
             return WalkEnd::Unmapped;
         };
         for forks in [false, true] {
             for (nr, place) in merged.places.iter().enumerate() {
-                let (grove, tree) = self.read(place.tree);
+                let tree = match wait {
+                    Wait::Yes => Some(self.read(place.tree)),
+                    Wait::No => self.try_read(place.tree),
+                };
+                let Some((grove, tree)) = tree else { return WalkEnd::Contended };
                 let Some(tree) = grove.trees.get(tree) else { continue };
                 // A relative with a place of its own is visited for that one.
                 let wanted = |mm: MmId| {

@@ -32,16 +32,15 @@ impl MigrationError {
 }
 
 /// What does not move: who looks for it by its frames would not find it.
-const FIXED: FolioFlags = FolioFlags::KSM
-    .union(FolioFlags::PRIVATE)
-    .union(FolioFlags::HWPOISON)
-    .union(FolioFlags::DEVICE_PRIVATE);
+const FIXED: FolioFlags =
+    FolioFlags::PRIVATE.union(FolioFlags::HWPOISON).union(FolioFlags::DEVICE_PRIVATE);
 
 /// Moves a folio to newly allocated frames, with all of its mappings (rules MIGR-01..03,
 /// P-RACE-08). `own` are the caller's references, and afterwards the last ones of the old
 /// place. `cache` is the cache of the object that the folio belongs to, if it does.
 ///
-/// One in the swap cache is there afterwards, with the same slots.
+/// One in the swap cache is there afterwards, with the same slots; a merged page keeps its
+/// places, and equal pages are merged with it as before.
 ///
 /// Accesses by CPUs wait meanwhile. Whoever else holds the folio keeps it where it is: a
 /// reference that nobody has accounted for is a reference to the *frames*.
@@ -73,19 +72,26 @@ pub fn migrate_folio<P: RmapPlatform>(
         .map_err(|_| MigrationError::Busy)?;
     let moved = match cache.filter(|_| is_in) {
         Some(cache) => cache.replace(&locked, &new_locked, own.n()),
-        None if is_swap_cached => {
-            let copy = || copy_over(platform, folio, to);
-            platform.swap().slots().replace(&locked, &new_locked, own.n(), copy)
-        }
         None => {
-            let frozen = folio.freeze(own.n());
-            if frozen {
-                copy_over(platform, folio, to);
-                // Not before the copy is whole: references that come now are of a
-                // folio that nobody will use.
-                folio.unfreeze(own.n());
+            let copy = || copy_over(platform, folio, to);
+            let replace = || {
+                if is_swap_cached {
+                    return platform.swap().slots().replace(&locked, &new_locked, own.n(), copy);
+                }
+                let frozen = folio.freeze(own.n());
+                if frozen {
+                    copy();
+                    // Not before the copy is whole: references that come now are of a
+                    // folio that nobody will use.
+                    folio.unfreeze(own.n());
+                }
+                frozen
+            };
+            if folio.has(FolioFlags::KSM) {
+                platform.anon_trees().move_merged(folio.head(), to.head(), replace)
+            } else {
+                replace()
             }
-            frozen
         }
     };
     if !moved {

@@ -21,6 +21,7 @@
 //! (F-RACE-27). Which rights an entry comes back with is what the entry says and its
 //! mapping allows by now.
 
+use crate::merged::Wait;
 use crate::policy::Batching;
 use crate::zero::map_zero_page;
 use crate::{Hit, MappedWalk, PteHit, RmapPlatform, Seek, Strict, Visit, Visitor, WalkEnd};
@@ -58,6 +59,8 @@ pub struct MappingStays;
 enum Home {
     Anon(AnonId),
     File(FileId),
+    /// Those of a merged page have places, in any tree.
+    Merged,
 }
 
 /// Mappings that are suspended. Dropping this resumes them where they were.
@@ -101,8 +104,7 @@ pub fn suspend_mappings<'p, P: RmapPlatform>(
 ) -> Result<Suspended<'p, P>, MappingStays> {
     let folio = locked.folio();
     let (home, index) = match (folio.anon(), folio.file()) {
-        // A merged page has no tree that leads back to its entries.
-        _ if folio.has(FolioFlags::KSM) => return Err(MappingStays),
+        (Some((_, index)), _) if folio.has(FolioFlags::KSM) => (Home::Merged, index),
         (Some((id, index)), _) => (Home::Anon(id), index),
         (None, Some((id, index))) => (Home::File(id), index),
         (None, None) => return Err(MappingStays),
@@ -115,7 +117,7 @@ pub fn suspend_mappings<'p, P: RmapPlatform>(
         if done.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     };
     match home {
-        Home::Anon(_) => platform.anon_trees().walk(folio, &mut visit),
+        Home::Anon(_) | Home::Merged => platform.anon_trees().walk(folio, &mut visit),
         Home::File(_) => platform.file_trees().walk(folio, &mut visit),
     };
     // What is still mapped is so through entries that the walk does not find, or
@@ -321,16 +323,18 @@ impl<P: RmapPlatform> Suspended<'_, P> {
         self.resume(self.head, zeros);
         self.nr = 0;
     }
-    fn walk(&self, visit: &mut Visitor<'_, P>) -> WalkEnd {
+    /// Visits whatever may have an entry that stands for the pages, which are at `to` now.
+    fn walk(&self, to: Pfn, visit: &mut Visitor<'_, P>) -> WalkEnd {
         let nr = u64::from(self.nr);
         match self.home {
             Home::Anon(id) => self.platform.anon_trees().walk_range(id, self.index, nr, visit),
             Home::File(id) => self.platform.file_trees().walk_range(id, self.index, nr, visit),
+            Home::Merged => self.platform.anon_trees().walk_places(to, Wait::Yes, visit),
         }
     }
     fn resume(&self, to: Pfn, zeros: ZeroPages) {
         let frames = (self.head, u64::from(self.nr));
-        self.walk(&mut |mm, visit| {
+        self.walk(to, &mut |mm, visit| {
             let mut walk = MappedWalk::<P, Strict>::over(
                 mm,
                 visit.stay,

@@ -2,6 +2,7 @@
 
 use crate::grove::Grove;
 use crate::links::{Links, Place};
+use crate::merged::Wait;
 use crate::{AnonTrees, RmapPlatform};
 use alloc::sync::Arc;
 use core::ops::ControlFlow;
@@ -68,7 +69,7 @@ impl<P: RmapPlatform> AnonTrees<P> {
     pub fn walk(&self, folio: Folio<'_, P>, visit: &mut Visitor<'_, P>) -> WalkEnd {
         let Some((id, index)) = folio.anon() else { return WalkEnd::Unmapped };
         if folio.has(FolioFlags::KSM) {
-            return self.walk_merged(folio, visit);
+            return self.walk_merged(folio, Wait::Yes, visit);
         }
         let (grove, tree) = self.read(id);
         Self::visit_all(&grove, tree, folio, index, visit)
@@ -79,7 +80,7 @@ impl<P: RmapPlatform> AnonTrees<P> {
     pub fn try_walk(&self, folio: Folio<'_, P>, visit: &mut Visitor<'_, P>) -> WalkEnd {
         let Some((id, index)) = folio.anon() else { return WalkEnd::Unmapped };
         if folio.has(FolioFlags::KSM) {
-            return self.walk_merged(folio, visit);
+            return self.walk_merged(folio, Wait::No, visit);
         }
         let Some((grove, tree)) = self.try_read(id) else { return WalkEnd::Contended };
         Self::visit_all(&grove, tree, folio, index, visit)

@@ -270,12 +270,12 @@ fn what_ends_early_is_named_and_counts_as_failed() {
         .expect("golden");
     let path = dir.join("s.scn").display().to_string();
     // Room for the machine, and for no process.
-    let out = mmlab(&["run", &path, "--check", "--memory", "4K"]);
+    let out = mmlab(&["run", &path, "--check", "--memory", "4096"]);
     assert_eq!(out.status.code(), Some(1));
     let why = format!("{path}:1: no memory");
     assert!(text(&out.stdout).starts_with(&format!("s: {why}")), "{out:?}");
     assert!(text(&out.stdout).ends_with("0 passed, 1 failed\n"), "{out:?}");
-    let out = mmlab(&["run", &path, "--memory", "4K"]);
+    let out = mmlab(&["run", &path, "--memory", "4096"]);
     assert_eq!((out.status.code(), text(&out.stdout)), (Some(1), ""));
     assert!(text(&out.stderr).contains(&why), "{out:?}");
 }

@@ -438,11 +438,11 @@ fn without_memory_nothing_moves() {
     assert_eq!(entry::<A>(&mm, 5), before);
     check(&p);
     // What cannot move says so.
-    p.memmap().folio(pfn).set_flag(FolioFlags::KSM);
+    p.memmap().folio(pfn).set_flag(FolioFlags::DEVICE_PRIVATE);
     let own = p.memmap().folio(pfn).grab::<Get>(1).expect("room");
     assert_eq!(migrate_folio(&p, &own, None, Batching::Batched), Err(MigrationError::Unmovable));
     drop(own);
-    p.memmap().folio(pfn).clear_flag(FolioFlags::KSM);
+    p.memmap().folio(pfn).clear_flag(FolioFlags::DEVICE_PRIVATE);
     exit(mm);
     assert_eq!(p.folios_in_use(), 0);
 }

@@ -3,13 +3,13 @@
 use crate::common::*;
 use mm_arch::{Entry, Level, Pfn, Rights};
 use mm_fault::{OrderMode, ThpMode};
-use mm_folio::FolioFlags;
+use mm_folio::{FolioFlags, Get};
 use mm_gup::GupFlags;
 use mm_map::{Advice, Ksm, KsmPass};
 use mm_pgtable::LockedEntry;
-use mm_rmap::RmapPlatform;
+use mm_rmap::{MigrationError, RmapPlatform};
 use mm_sim::*;
-use mm_vma::Platform;
+use mm_vma::{Platform, SwapSpace};
 
 fn machine() -> M {
     machine_of(32)
@@ -191,6 +191,90 @@ fn a_merged_page_is_found_when_those_it_was_found_in_are_gone() {
     sound(&m, &[&d, &q]);
     d.exit();
     q.exit();
+    m.settle();
+    assert_eq!(leaks(&m), []);
+}
+
+/// Rules: MIGR-01, MIGR-03, RMAP-27, RMAP-30, KSM-02, FOLIO-50.
+#[test]
+fn a_merged_page_moves_with_all_of_its_mappings() {
+    let m = machine();
+    let p = filled(&m, 3);
+    let mut ksm = Ksm::new();
+    passes(&m, &mut ksm, &[&p], 2);
+    // Forked since; the reverse map finds it through its parent's places.
+    let c = p.fork().expect("fork");
+    let old = pfn_at(&p, 0);
+    let own = m.host().memmap().folio(old).grab::<Get>(1).expect("room");
+    m.host().migrate(&own).expect("nobody holds it");
+    assert_eq!(own.folio().counts_locked(|c| (c.refs, c.mapcount)), (1, 0));
+    drop(own);
+    sound(&m, &[&p, &c]);
+    let new = pfn_at(&p, 0);
+    assert_ne!(new, old);
+    for of in [&p, &c] {
+        assert_eq!(merged(&m, of, 3), [0, 1, 2]);
+        let maps = |i: u64| pfn_at(of, i) == new && !entry(of, i).is_writable(Level::Pte);
+        assert!((0..3).all(maps));
+    }
+    let folio = m.host().memmap().folio(new);
+    assert_eq!(folio.counts_locked(|c| (c.refs, c.mapcount)), (6, 6));
+    assert!(folio.has(FolioFlags::DIRTY | FolioFlags::LRU) && found(&m, new) == 6);
+    // It is found by its content where it is now, also by those that come later.
+    let q = filled(&m, 2);
+    passes(&m, &mut ksm, &[&p, &c, &q], 2);
+    assert_eq!((pfn_at(&q, 1), found(&m, new)), (new, 8));
+    assert_eq!(m.host().anon_trees().nr_merged(), 1);
+    c.store(page(1), 8).expect("store");
+    assert_eq!((c.load(page(1)), p.load(page(1)), q.load(page(1))), (Ok(8), Ok(7), Ok(7)));
+    sound(&m, &[&p, &c, &q]);
+    // Again, when the first of its spaces is gone.
+    p.exit();
+    let own = m.host().memmap().folio(new).grab::<Get>(1).expect("room");
+    m.host().migrate(&own).expect("nobody holds it");
+    drop(own);
+    assert_ne!(pfn_at(&c, 0), new);
+    assert_eq!((found(&m, pfn_at(&c, 0)), pfn_at(&q, 0)), (4, pfn_at(&c, 0)));
+    sound(&m, &[&c, &q]);
+    c.exit();
+    q.exit();
+    m.settle();
+    assert_eq!(leaks(&m), []);
+}
+
+/// Rules: MIGR-01, MIGR-03.
+#[test]
+fn a_merged_page_that_somebody_holds_stays() {
+    let m = machine();
+    let p = filled(&m, 4);
+    let mut ksm = Ksm::new();
+    passes(&m, &mut ksm, &[&p], 2);
+    let one = pfn_at(&p, 0);
+    let get = p.get(page(2), 1, GupFlags::empty()).expect("held");
+    let own = m.host().memmap().folio(one).grab::<Get>(1).expect("room");
+    assert_eq!(m.host().migrate(&own), Err(MigrationError::Busy));
+    drop(own);
+    assert!((0..4).all(|i| pfn_at(&p, i) == one));
+    m.settle();
+    assert_eq!(audit(&m, [&p], [&get]), []);
+    assert_eq!((found(&m, one), m.host().anon_trees().nr_merged()), (4, 1));
+    drop(get);
+    // Where it could not go to swap it is in the swap cache, and mapped by nobody.
+    m.host().swap().add::<A>(16).expect("room");
+    m.host().swap().fail_write_after(Some(0));
+    m.host().reclaim([&p], "16K swappiness=max").ok();
+    let slot = m.host().swap().slots().in_use()[0].slot;
+    let cached = || m.host().swap().slots().state(slot).and_then(|s| s.cached).expect("cached");
+    assert_eq!(cached(), one);
+    let own = m.host().memmap().folio(one).grab::<Get>(1).expect("room");
+    assert!(!own.folio().is_mapped());
+    m.host().migrate(&own).expect("nobody holds it");
+    drop(own);
+    assert_ne!(cached(), one);
+    (0..4).for_each(|i| assert_eq!(p.load(page(i)), Ok(7)));
+    assert_eq!((merged(&m, &p, 4).len(), found(&m, pfn_at(&p, 0))), (4, 4));
+    sound(&m, &[&p]);
+    p.exit();
     m.settle();
     assert_eq!(leaks(&m), []);
 }
