@@ -9,6 +9,7 @@ mod fuzz;
 mod instructions;
 mod loom;
 mod no_std;
+mod properties;
 mod random;
 mod rules;
 mod scenarios;
@@ -41,6 +42,8 @@ enum Task {
     FailEach(fail_each::Options),
     /// Random scenarios of anonymous memory under every policy of reuse.
     Random(random::Options),
+    /// Property tests with seeds by the clock, as many rounds as wanted.
+    Properties(properties::Options),
     /// Threads that store, fork, pin and reclaim at the same time; everything is recounted at the end.
     Stress(stress::Options),
     /// Values that nobody thought of, for `mmlab pte decode`.
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Task::Scenarios(o) => scenarios::run(&ws, &o),
         Task::FailEach(o) => fail_each::run(&ws, &o),
         Task::Random(o) => random::run(&ws, &o),
+        Task::Properties(o) => properties::run(&ws, &o),
         Task::Stress(o) => stress::run(&ws, &o),
         Task::Fuzz(o) => fuzz::run(&ws, &o),
         Task::Instructions(o) => instructions::run(&ws, &o),

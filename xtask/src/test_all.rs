@@ -8,6 +8,7 @@ use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::cmd::{self, Error};
+use crate::properties::{SEED, SEED_VARIABLE};
 use crate::step::{Outcome, Report};
 use crate::workspace::Workspace;
 use crate::{fail_each, instructions, loom, no_std, rules, scenarios};
@@ -114,19 +115,20 @@ fn docs(ws: &Workspace) -> Result<Outcome, Error> {
     ok()
 }
 
-/// Unit, integration and documentation tests.
+/// Unit, integration and documentation tests. Property tests run the same cases every time.
 fn tests(ws: &Workspace) -> Result<Outcome, Error> {
     if !cmd::present("cargo-nextest") {
-        cmd::run(&mut ws.cargo(&["test", "--workspace", "--quiet", "--no-fail-fast"]))?;
-        return Ok(Outcome::Ok("cargo test".into()));
+        let mut c = ws.cargo(&["test", "--workspace", "--quiet", "--no-fail-fast"]);
+        cmd::run(c.env(SEED_VARIABLE, SEED))?;
+        return Ok(Outcome::Ok(format!("cargo test, seed {SEED}")));
     }
     let mut c =
         ws.cargo(&["nextest", "run", "--workspace", "--no-fail-fast", "--status-level", "fail"]);
-    let units = cmd::run(&mut c);
+    let units = cmd::run(c.env(SEED_VARIABLE, SEED));
     // Both are wanted even if the first fails.
     let examples = cmd::run(&mut ws.cargo(&["test", "--workspace", "--doc", "--quiet"]));
     units.and(examples)?;
-    Ok(Outcome::Ok("cargo nextest, cargo test --doc".into()))
+    Ok(Outcome::Ok(format!("cargo nextest with seed {SEED}, cargo test --doc")))
 }
 
 /// Every library crate as somebody gets it who takes only this one, without its
