@@ -197,6 +197,16 @@ pub enum ParseErrorKind {
         /// The name, quoted.
         word: String,
     },
+    /// Writing through a pin of a method that does not write.
+    #[error("{op}: nothing is written through pin {word}, which is {method}")]
+    ReadOnlyPin {
+        /// The operation.
+        op: &'static str,
+        /// The pin, quoted.
+        word: String,
+        /// How it was taken.
+        method: &'static str,
+    },
     /// A range is not `R`, `R:a`, `R:a+n` or `R:a+n/s`.
     #[error("{op}: bad range {word}: expected R, R:a, R:a+n or R:a+n/s")]
     BadRange {
@@ -489,6 +499,8 @@ struct Parser {
     live: HashMap<String, ProcId>,
     file_ids: HashMap<String, FileId>,
     pin_ids: HashMap<String, PinId>,
+    /// How each process took each pin last.
+    pin_methods: HashMap<(ProcId, PinId), PinMethod>,
 }
 
 impl Parser {
@@ -510,6 +522,7 @@ impl Parser {
             live: HashMap::from([("p0".to_owned(), ProcId::FIRST)]),
             file_ids: HashMap::new(),
             pin_ids: HashMap::new(),
+            pin_methods: HashMap::new(),
         }
     }
 
@@ -628,12 +641,15 @@ impl Parser {
                 let (proc, range) = (self.proc(w)?, self.range(w)?);
                 let name = w.name("pin")?;
                 let method = w.choose("pin method", PinMethod::ALL, PinMethod::word)?;
-                Op::Pin { proc, range, pin: self.pin_named(name), method }
+                let pin = self.pin_named(name);
+                self.pin_methods.insert((proc, pin), method);
+                Op::Pin { proc, range, pin, method }
             }
             "unpin" => Op::Unpin { proc: self.proc(w)?, pin: self.pin(w)? },
             "pinread" => Op::Pinread { proc: self.proc(w)?, pin: self.pin(w)? },
             "pinwrite" => {
-                Op::Pinwrite { proc: self.proc(w)?, pin: self.pin(w)?, value: w.value(1)? }
+                let proc = self.proc(w)?;
+                Op::Pinwrite { proc, pin: self.pin_to_write(w, proc)?, value: w.value(1)? }
             }
             "uffd" => self.uffd(w)?,
             "ksmscan" => {
@@ -946,6 +962,18 @@ impl Parser {
     fn pin(&self, w: &mut Words<'_>) -> Result<PinId, Kind> {
         let name = w.next("pin")?;
         self.pin_ids.get(name).copied().ok_or_else(|| unknown(w, "pin", name))
+    }
+
+    /// A pin that `proc`, if it took it, may write through.
+    fn pin_to_write(&self, w: &mut Words<'_>, proc: ProcId) -> Result<PinId, Kind> {
+        let pin = self.pin(w)?;
+        match self.pin_methods.get(&(proc, pin)) {
+            None | Some(PinMethod::Uring) => Ok(pin),
+            Some(method) => {
+                let word = quote(&self.scenario.pins[pin.index()]);
+                Err(Kind::ReadOnlyPin { op: w.op, word, method: method.word() })
+            }
+        }
     }
 
     fn pin_named(&mut self, name: &str) -> PinId {

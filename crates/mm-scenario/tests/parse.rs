@@ -264,6 +264,18 @@ fn pragmas() {
     assert_eq!(scenario.ops.len(), 2);
 }
 
+/// The answer of a `fuse-w` is empty, and the others are read-only.
+#[test]
+fn only_registered_buffers_are_written_through() {
+    for method in ["fuse-r", "fuse-w", "vmsplice"] {
+        let text = format!("{PRELUDE}pin p0 a y {method}\npinwrite p0 y 1\n");
+        let error = Scenario::parse("t", &text).unwrap_err();
+        let said = format!("t:6: pinwrite: nothing is written through pin `y`, which is {method}");
+        assert_eq!(error.to_string(), said);
+    }
+    parse(&format!("{PRELUDE}pin p0 a y fuse-w\npin p0 a y uring\npinwrite p0 y 1"));
+}
+
 #[test]
 fn what_is_wrong_is_said() {
     for (line, what) in [
