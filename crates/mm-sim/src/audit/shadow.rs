@@ -11,7 +11,8 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-type Word = Rc<Cell<u64>>;
+/// `None`: not known any more.
+type Word = Rc<Cell<Option<u64>>>;
 
 /// The words that processes stored, by process and address. It knows nothing of
 /// folios: a fork copies every word, and that is all there is to it.
@@ -56,12 +57,12 @@ pub struct ShadowPin(Vec<Option<Word>>);
 impl ShadowPin {
     /// The word of page `index`.
     pub fn get(&self, index: usize) -> Option<u64> {
-        Some(self.0.get(index)?.as_ref()?.get())
+        self.0.get(index)?.as_ref()?.get()
     }
     /// The holder of the pin writes.
     pub fn set(&self, index: usize, value: u64) {
         if let Some(Some(word)) = self.0.get(index) {
-            word.set(value);
+            word.set(Some(value));
         }
     }
 }
@@ -85,19 +86,21 @@ impl Shadow {
     }
     /// `value` was stored at `spot`.
     pub fn store_at(&mut self, spot: Spot, value: u64) {
-        self.word(spot).set(value);
+        self.word(spot).set(Some(value));
     }
     /// Process `process` stored `value` at `va`, in memory of its own.
     pub fn store(&mut self, process: u32, va: VirtAddr, value: u64) {
         self.store_at(Spot::Private(process, va), value);
     }
-    /// Bytes of an object are gone, or read as zero from now on.
+    /// Bytes of an object are gone, or read as zero from now on. A pin may see what was
+    /// there, or the zeros, which a folio that stays whole has there.
     pub fn forget_object(&mut self, id: FileId, bytes: std::ops::Range<u64>) {
-        self.objects.retain(|(of, at), _| *of != id || !bytes.contains(at));
+        let gone = self.objects.extract_if(.., |(of, at), _| *of == id && bytes.contains(at));
+        gone.for_each(|(_, word)| word.set(None));
     }
     /// What the word at `va` must read as.
     pub fn load(&self, process: u32, va: VirtAddr) -> u64 {
-        self.processes.get(&process).and_then(|p| p.get(&va)).map_or(0, |w| w.get())
+        self.processes.get(&process).and_then(|p| p.get(&va)).and_then(|w| w.get()).unwrap_or(0)
     }
     /// The memory of `range` is gone, or reads as zero from now on.
     pub fn forget(&mut self, process: u32, range: VirtRange) {
@@ -152,7 +155,7 @@ impl Shadow {
                 // An object that nobody has any more has no content.
                 let object = objects.iter().find(|o| o.id() == id)?;
                 let (index, offset) = (at >> A::PAGE_SHIFT, at & ((1 << A::PAGE_SHIFT) - 1));
-                let (expected, got) = (word.get(), object.peek(index, offset as usize));
+                let (expected, got) = (word.get()?, object.peek(index, offset as usize));
                 (got != expected).then_some(AuditViolation::ObjectContent { id, at, expected, got })
             })
             .collect()
@@ -168,7 +171,7 @@ impl Shadow {
         let words = self.processes.get(&process).into_iter().flatten();
         words
             .filter_map(|(&va, word)| {
-                let (expected, got) = (word.get(), peek(&vmas, va));
+                let (expected, got) = (word.get()?, peek(&vmas, va));
                 (got != expected).then_some(AuditViolation::Content { process, va, expected, got })
             })
             .collect()

@@ -8,7 +8,7 @@ use mm_fault::{OrderSet, WriteAt};
 use mm_folio::{
     AllocError, FileId, FolioFlags, FolioLockGuard, FolioRef, FolioRun, FrameBytes, Get,
 };
-use mm_map::Pages;
+use mm_map::{Pages, unmap_object};
 use mm_rmap::mkclean;
 use mm_vma::{
     Backing, BackingError, BackingKind, FoundPage, InsertError, PageCache, PageRequest, Platform,
@@ -299,6 +299,42 @@ impl<A: Arch, O: Events> File<A, O> {
         }
         result
     }
+    /// Drops the folios that have one of the `nr` pages from `first` on, written out and
+    /// unmapped. One that somebody holds stays.
+    fn invalidate(&self, first: u64, nr: u64) -> Result<(), FileError> {
+        let end = first.saturating_add(nr);
+        let mut next = first;
+        while let Some((at, own)) = self.cache.next_from(next).filter(|(at, _)| *at < end) {
+            let folio = own.folio();
+            next = at + u64::from(folio.nr_pages());
+            let locked = folio.lock();
+            if folio.file() != Some((self.cache.id(), at)) {
+                // It left meanwhile, or was split: what is there now?
+                next = at.max(first);
+                continue;
+            }
+            let (host, whole) = (self.host(), u64::from(folio.nr_pages()));
+            unmap_object(&host.policy().map, host, self.cache.id(), at, whole, Pages::OfObject);
+            self.write_out(&locked, at)?;
+            self.cache.release(at);
+        }
+        Ok(())
+    }
+    /// Writes a page that is cached there, too.
+    fn overwrite_cached(&self, index: u64, page: &[u64]) {
+        while let Some(run) = self.cache.get(index) {
+            let own: FolioRef<'_, _, Get> = self.host().memmap().adopt_run(run);
+            let folio = own.folio();
+            // Whoever reads it from the store is done when the lock is free.
+            let _locked = folio.lock();
+            let at = index.wrapping_sub(u64::from(run.first));
+            if folio.file() == Some((self.cache.id(), at)) {
+                self.fill(folio.page(run.first), page);
+                folio.set_flag(FolioFlags::DIRTY);
+                return;
+            }
+        }
+    }
 }
 
 impl<A: Arch, O: Events> Backing for File<A, O> {
@@ -417,17 +453,15 @@ impl<A: Arch, O: Events> Object<A, O> for File<A, O> {
         }
         Ok(())
     }
-    // And dropped, before a direct write.
+    // And dropped, before a direct write, where nobody holds it. A page that is in the
+    // cache behind it, held or read meanwhile, is written there as well.
     fn write_direct(&self, first: u64, pages: &[Vec<u64>]) -> Result<(), FileError> {
-        let nr = pages.len() as u64;
-        self.sync_range(first, nr)?;
-        evict(&self.cache, first, nr, Pages::OfObject);
+        self.invalidate(first, pages.len() as u64)?;
         for (index, page) in (first..).zip(pages) {
             self.store_page(index, page)?;
+            self.nr_pages.fetch_max(index + 1, Relaxed);
+            self.overwrite_cached(index, page);
         }
-        self.nr_pages.fetch_max(first + nr, Relaxed);
-        // Who read meanwhile has what was there before.
-        evict(&self.cache, first, nr, Pages::OfObject);
         Ok(())
     }
     fn forget_clean(&self) {

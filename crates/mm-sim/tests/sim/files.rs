@@ -365,8 +365,61 @@ mod large {
     }
 }
 
+mod direct {
+    use super::*;
+
+    /// What a direct write leaves in the cache, since somebody holds it, is written there as well:
+    /// in a folio that reaches beyond the write, and in one that does not.
+    #[test]
+    fn a_write_reaches_what_stays_in_the_cache() {
+        for order in [0, 4] {
+            let m = machine();
+            let f = File::new(m.host(), 0);
+            let at_once = 1 << order;
+            for first in (0..16).step_by(at_once as usize) {
+                let word = |index, w| if w == 0 { tag(index) } else { 0 };
+                f.write(first, at_once, &word).expect("room");
+            }
+            f.sync().expect("synced");
+            let p = process(&m);
+            p.mmap_object(pages(0, 16), SHARED, f.clone(), 0).expect("mmap");
+            assert_eq!(p.load(page(3)), Ok(tag(3)));
+            let pin = p.pin(page(3), 1, GupFlags::empty()).expect("pin");
+            let new = |value| vec![vec![value; 512]];
+            f.write_direct(0, &new(70)).expect("written");
+            f.write_direct(3, &new(73)).expect("written");
+            assert_eq!((f.read(0, 0), p.load(page(0))), (Ok(70), Ok(70)));
+            assert_eq!((p.load(page(3)), pin.load(0, 0)), (Ok(73), Some(73)));
+            assert_eq!((p.load(page(1)), p.load(page(4))), (Ok(tag(1)), Ok(tag(4))));
+            drop(pin);
+            f.write_direct(3, &new(83)).expect("written");
+            assert!(f.cached(3).is_none(), "nobody holds it");
+            let seen = [0, 1, 3, 4].map(|i| p.load(page(i)));
+            assert_eq!(seen, [Ok(70), Ok(tag(1)), Ok(83), Ok(tag(4))]);
+            sound(&m, &[&p]);
+        }
+    }
+}
+
 mod removal {
     use super::*;
+
+    /// A folio that a pin keeps whole has zeros behind the new end, and the pin sees them; of a folio that
+    /// went as a whole the pin sees what there was. Neither is a fault.
+    #[test]
+    fn pins_of_what_was_truncated() {
+        let lines = "file f tmpfs:always 512 fill=3 bulk\nmmap p0 a 512 file:f rw shared\n\
+            pin p0 a:300+8 x fuse-r\ntruncate f 200\npinread p0 x\n\
+            file g memfd 8 fill=4\nmmap p0 b 8 file:g rw shared\n\
+            pin p0 b:4+4 y fuse-r\npunch g 4+4\npinread p0 y\n";
+        prints(
+            lines,
+            &[
+                r#"{"line":5,"op":"pinread","p":"p0","pin":"x","c":[[0,8,"0"]]}"#,
+                r#"{"line":10,"op":"pinread","p":"p0","pin":"y","c":[[0,1,"4@4"],[1,1,"4@5"],[2,1,"4@6"],[3,1,"4@7"]]}"#,
+            ],
+        );
+    }
 
     /// Rules: ZAP-08, RMAP-27.
     #[test]
