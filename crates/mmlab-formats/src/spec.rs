@@ -1,5 +1,6 @@
 //! An entry as a command line describes it.
 
+use crate::decode::{Decoded, decode};
 use crate::names::{DEVICES, MARKERS, MIGRATIONS, level as level_name, one_of};
 use mm_arch::explain::{Explain, Facts, Meaning};
 use mm_arch::{
@@ -12,12 +13,12 @@ use mm_arch::{
 pub struct Spec {
     #[command(flatten)]
     kind: Kind,
-    /// What the mapping of a leaf allows: "none", or letters of rwx.
-    #[arg(long, value_parser = rights, default_value = "rw")]
-    prot: Rights,
-    /// Protection key of a leaf.
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=15))]
-    pkey: u8,
+    /// What the mapping of a leaf allows: "none", or letters of rwx; rw without it.
+    #[arg(long, value_parser = rights)]
+    prot: Option<Rights>,
+    /// Protection key of a leaf, 0 without it.
+    #[arg(long, value_parser = clap::value_parser!(u8).range(0..=15))]
+    pkey: Option<u8>,
     /// A store goes through the leaf.
     #[arg(long, conflicts_with = "shadow_stack")]
     writable: bool,
@@ -97,6 +98,8 @@ pub fn encode<A: Explain>(spec: &Spec, level: Level) -> Result<u64, String> {
         let is_move = spec.kind.migration.is_some();
         let history = (spec.young || spec.dirty) && !is_move;
         let leaf_only = [
+            (spec.prot.is_some(), "--prot"),
+            (spec.pkey.is_some(), "--pkey"),
             (spec.writable, "--writable"),
             (spec.shadow_stack, "--shadow-stack"),
             (spec.special, "--special"),
@@ -117,10 +120,14 @@ pub fn encode<A: Explain>(spec: &Spec, level: Level) -> Result<u64, String> {
                 .into(),
         );
     };
-    if A::explain(raw, level).meaning == wanted {
-        return Ok(raw);
+    let Decoded { explanation, faults } = decode::<A>(raw, level);
+    if explanation.meaning != wanted {
+        return Err(format!("{} cannot say that in a {}", A::NAME, level_name(level)));
     }
-    Err(format!("{} cannot say that in a {}", A::NAME, level_name(level)))
+    match faults.first() {
+        None => Ok(raw),
+        Some(fault) => Err(format!("no kernel writes {raw:#018x}: {}", fault.what)),
+    }
 }
 
 /// Refuses options that do not go with the kind of entry.
@@ -133,7 +140,8 @@ fn refuse(options: &[(bool, &str)], kind: &str) -> Result<(), String> {
 
 fn leaf<A: Explain>(spec: &Spec, pfn: Pfn, level: Level) -> Result<u64, String> {
     refuse(&[(spec.exclusive, "--exclusive")], "a leaf")?;
-    let (rights, pkey) = (spec.prot, spec.pkey);
+    let rights = spec.prot.unwrap_or(Rights::READ | Rights::WRITE);
+    let pkey = spec.pkey.unwrap_or(0);
     let prot = A::prot(Protection { rights, writable_at_once: false, pkey });
     let mut e = A::checked_leaf(pfn, prot, level).map_err(|e| e.to_string())?;
     if spec.special {
@@ -164,7 +172,7 @@ fn leaf<A: Explain>(spec: &Spec, pfn: Pfn, level: Level) -> Result<u64, String> 
         (spec.dirty, e.is_dirty(), "dirty"),
         (spec.soft_dirty, e.is_soft_dirty(), "soft-dirty"),
         (spec.uffd_wp, e.is_uffd_wp(), "uffd-wp"),
-        (spec.pkey != 0, key == u64::from(spec.pkey), "protection-key"),
+        (pkey != 0, key == u64::from(pkey), "protection-key"),
     ] {
         if wanted && !is {
             return Err(format!("{} has no {what} leaf with these rights", A::NAME));
@@ -175,6 +183,8 @@ fn leaf<A: Explain>(spec: &Spec, pfn: Pfn, level: Level) -> Result<u64, String> 
 
 fn table<A: Explain>(spec: &Spec, pfn: Pfn, level: Level) -> Result<u64, String> {
     let flags = [
+        (spec.prot.is_some(), "--prot"),
+        (spec.pkey.is_some(), "--pkey"),
         (spec.writable, "--writable"),
         (spec.shadow_stack, "--shadow-stack"),
         (spec.young, "--young"),
