@@ -48,8 +48,13 @@ pub fn say(line: impl std::fmt::Display) {
     }
 }
 
-/// What the argument parser has to say: help as it is, an error as one line.
+/// What the argument parser has to say: help as it is, also where a command is missing, an error
+/// as one line.
 pub fn usage(e: &clap::Error) -> ExitCode {
+    if e.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let _ = e.print();
+        return ExitCode::from(BAD_INPUT);
+    }
     if !e.use_stderr() {
         // A closed pipe is no reason to fail.
         let _ = e.print();

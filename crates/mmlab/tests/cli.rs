@@ -257,6 +257,12 @@ fn bad_entries() {
     encode(&["x86_64", "--swap", "0:1", "--writable"], &["--writable"]);
     encode(&["x86_64", "--marker", "magic"], &["magic", "guard"]);
     encode(&["x86_64", "--table", "1"], &["pte"]);
+    encode(&["x86_64", "--marker", "guard", "--prot", "rw"], &["--prot"]);
+    encode(&["x86_64", "--table", "1", "--level", "pmd", "--pkey", "0"], &["--pkey", "table"]);
+    // What decode would call a fault.
+    encode(&["x86_64", "--pfn", "1", "--writable", "--uffd-wp"], &["writable", "userfaultfd"]);
+    encode(&["arm64-4k", "--swap", "0:1", "--level", "pmd"], &["PMD", "PTEs"]);
+    encode(&["riscv-sv39", "--marker", "guard", "--level", "pgd"], &["this level"]);
     encode(&["x86-pae", "--pfn", "1", "--uffd-wp"], &["x86-pae", "uffd-wp"]);
     encode(&["arm64-4k", "--pfn", "1", "--shadow-stack"], &["arm64-4k", "shadow-stack"]);
     encode(&["arm64-4k", "--pfn", "1", "--pkey", "3"], &["arm64-4k", "protection-key"]);
@@ -315,6 +321,17 @@ fn bad_arguments() {
     assert_bad_input(&["repro", "--rounds", "2"], &["2", "3..=1000"]);
     assert_bad_input(&["walk"], &["walk"]);
     assert_bad_input(&["run", "no-such.scn"], &["no-such.scn"]);
+}
+
+/// Help, and not a sentence that says what mmlab is.
+#[test]
+fn what_is_missing_is_shown() {
+    for (args, names) in [(&[][..], "gup-test"), (&["pte"], "decode")] {
+        let out = mmlab(args);
+        assert_eq!((out.status.code(), text(&out.stdout)), (Some(2), ""), "{args:?}");
+        let said = text(&out.stderr);
+        assert!(said.contains("Usage: mmlab") && said.contains(names), "{said}");
+    }
 }
 
 /// As in `mmlab … | head -1`: no panic, nothing said.

@@ -148,6 +148,7 @@ impl GupTestArgs {
             flags,
             policy: self.policy.policy().gup,
             pages_per_call: usize::try_from(self.pages_per_call).unwrap_or(usize::MAX),
+            dump: self.indexes.clone(),
         })
     }
 

@@ -4,7 +4,6 @@ use super::GupTestArgs;
 use super::pass::{Mode, Pass};
 use crate::bed::{Bed, FolioSize};
 use mm_sim::EventCounts;
-use mm_vma::Platform;
 use serde_json::{Value, json};
 
 /// A pass and what it belongs to.
@@ -67,19 +66,5 @@ impl Line<'_> {
             lines.push(format!("truncated (size: {})", self.bytes()));
         }
         lines
-    }
-
-    /// The pages that were asked for by index.
-    pub fn dumped(&self) -> Vec<String> {
-        let taken = self.pass.pages.len();
-        let page = |index: &u32| match self.pass.pages.get(*index as usize) {
-            Some(pfn) => {
-                let folio = self.bed.machine.host().memmap().folio(*pfn);
-                let va = self.bed.page_va(*index as usize);
-                format!("page {index} at {va}: frame {pfn}, {folio:?}")
-            }
-            None => format!("page {index}: beyond the {taken} pages that were taken"),
-        };
-        self.args.indexes.iter().map(page).collect()
     }
 }

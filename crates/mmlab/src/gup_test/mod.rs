@@ -139,8 +139,8 @@ impl<'a> Session<'a> {
     }
 
     fn print(&self, thread: u64, repeat: u64, pass: &Pass) -> Result<(), String> {
-        if let Some(pfn) = pass.looks_unpinned {
-            eprintln!("mmlab: gup-test: page {pfn} was pinned but does not look so");
+        if let Some((pfn, what)) = pass.looks_wrong {
+            eprintln!("mmlab: gup-test: page {pfn} {what}");
         }
         let line = Line {
             args: self.args,
@@ -153,7 +153,7 @@ impl<'a> Session<'a> {
         if self.args.compat {
             compat::lines(&line).iter().for_each(|line| (self.emit)(line));
             // The kernel dumps pages to its log.
-            line.dumped().iter().for_each(|line| eprintln!("{line}"));
+            pass.dumped.iter().for_each(|line| eprintln!("{line}"));
             return Ok(());
         }
         // The kernel's tool takes an error of the first page for a region of no pages.
@@ -163,7 +163,7 @@ impl<'a> Session<'a> {
         if self.args.json {
             (self.emit)(&line.json().to_string());
         } else {
-            line.text().iter().chain(&line.dumped()).for_each(|line| (self.emit)(line));
+            line.text().iter().chain(&pass.dumped).for_each(|line| (self.emit)(line));
         }
         Ok(())
     }

@@ -41,14 +41,41 @@ impl Mode {
     }
 }
 
+impl Mode {
+    /// What is wrong about a page that is held in this mode (rule BENCH-07).
+    pub const fn complaint(
+        self,
+        looks_pinned: bool,
+        longterm_pinnable: bool,
+    ) -> Option<&'static str> {
+        match self {
+            mode if mode.pins() && !looks_pinned => Some("does not look pinned"),
+            Mode::Longterm if !longterm_pinnable => Some("may not be pinned for long"),
+            _ => None,
+        }
+    }
+}
+
+/// A page of those that are held, by its index in the region.
+fn dump(bed: &Bed<()>, held: &[Pfn], index: u32) -> String {
+    let Some(pfn) = held.get(index as usize) else {
+        return format!("page {index}: beyond the {} pages that were taken", held.len());
+    };
+    let (va, folio) = (bed.page_va(index as usize), bed.machine.host().memmap().folio(*pfn));
+    let pinned = if folio.maybe_dma_pinned() { ", pinned" } else { "" };
+    format!("page {index} at {va}: frame {pfn}, {folio:?}{pinned}")
+}
+
 /// What a pass does.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Plan {
     pub mode: Mode,
     /// `None`: flags that GUP refuses.
     pub flags: Option<GupFlags>,
     pub policy: GupPolicy,
     pub pages_per_call: usize,
+    /// Pages of the region that are described while they are held.
+    pub dump: Vec<u32>,
 }
 
 /// Microseconds since some moment.
@@ -66,8 +93,10 @@ pub struct Pass {
     pub asked: usize,
     /// Why there are no pages at all.
     pub error: Option<GupError>,
-    /// The first page that was pinned but does not look so.
-    pub looks_unpinned: Option<Pfn>,
+    /// The first page that does not look as it must while it is pinned, and how it looks.
+    pub looks_wrong: Option<(Pfn, &'static str)>,
+    /// The pages to describe, as they were while they were held.
+    pub dumped: Vec<String>,
 }
 
 impl Plan {
@@ -112,9 +141,15 @@ impl Plan {
         let get_us = clock() - start;
         pages.truncate(done);
         let map = bed.machine.host().memmap();
-        let looks_pinned = |pfn: &Pfn| map.is_zero_page(*pfn) || map.folio(*pfn).maybe_dma_pinned();
-        let looks_unpinned =
-            pages.iter().copied().find(|pfn| self.mode.pins() && !looks_pinned(pfn));
+        let looks_wrong = pages.iter().find_map(|pfn| {
+            let folio = map.folio(*pfn);
+            let wrong = self.mode.complaint(
+                map.is_zero_page(*pfn) || folio.maybe_dma_pinned(),
+                folio.is_longterm_pinnable(),
+            );
+            Some((*pfn, wrong?))
+        });
+        let dumped = self.dump.iter().map(|index| dump(bed, &pages, *index)).collect();
         let start = clock();
         if self.mode.pins() {
             unpin_pages(map, &pages);
@@ -122,7 +157,7 @@ impl Plan {
             put_pages(map, &pages);
         }
         let put_us = clock() - start;
-        Ok(Pass { get_us, put_us, pages, asked, error, looks_unpinned })
+        Ok(Pass { get_us, put_us, pages, asked, error, looks_wrong, dumped })
     }
 
     fn call<O: Observer>(

@@ -203,9 +203,24 @@ mod passes {
         };
         let handler = bed.process.gup_handler();
         let pass = plan("-a -n 64").pass(&bed, &handler, &(), &clock).expect("memory");
-        assert_eq!(pass.looks_unpinned, None);
+        assert_eq!(pass.looks_wrong, None);
         let seen = seen.into_inner().expect("no panic");
         assert_eq!(seen, [(0, 0), (600, 0), (600, 0), (600, 600)]);
+    }
+
+    /// Rules: BENCH-07.
+    #[test]
+    fn what_a_mode_complains_about() {
+        for (mode, pinned, for_long, wrong) in [
+            (Mode::PinFast, false, true, true),
+            (Mode::Dump { pinned: true }, false, true, true),
+            (Mode::Get, false, true, false),
+            (Mode::Pin, true, false, false),
+            (Mode::Longterm, true, false, true),
+            (Mode::Longterm, true, true, false),
+        ] {
+            assert_eq!(mode.complaint(pinned, for_long).is_some(), wrong, "{mode:?}");
+        }
     }
 
     /// Rules: BENCH-03. Faulted by GUP when it is timed, though it was counted before.
@@ -380,6 +395,7 @@ mod printed {
         assert!(output("-m 1 -z -u -F 0x20").is_err_and(|e| e.contains("EFAULT")));
     }
 
+    /// Rules: BENCH-07. As they are while they are held.
     #[test]
     fn dumped_pages() {
         let lines = output("-m 1 -c -p 0 255 256").expect("lines");
@@ -387,5 +403,12 @@ mod printed {
         assert_eq!(lines[0], "DUMP_USER_PAGES_TEST: done");
         assert!(lines[1].starts_with("page 0 at ") && lines[2].starts_with("page 255 at "));
         assert_eq!(lines[3], "page 256: beyond the 256 pages that were taken");
+        let lines = |options| output(options).expect("lines").remove(1);
+        let pinned = lines("-m 1 -c -p --folio 4k 7");
+        assert!(pinned.contains("refs: 1025") && pinned.ends_with(", pinned"), "{pinned}");
+        let large = lines("-m 1 -c -p --folio 64k 7");
+        assert!(large.contains("refs: 32") && large.ends_with(", pinned"), "{large}");
+        let got = lines("-m 1 -c --folio 4k 7");
+        assert!(got.contains("refs: 2") && !got.ends_with("pinned"), "{got}");
     }
 }
