@@ -27,7 +27,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use mm_arch::Pfn;
 use mm_folio::{AllocError, Folio, FolioFlags, FolioRef, FolioSpace, Get, MemMap};
-use mm_sync::{Mutex, MutexGuard, RawLock};
+use mm_sync::{Mutex, MutexGuard, RawLock, mutant};
 
 /// A list (rule LRU-01).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -185,7 +185,9 @@ impl<L: RawLock> Lru<L> {
     /// Takes a folio that dies off its list, if it is on one: for
     /// [`FolioSource::unlist`](mm_folio::FolioSource::unlist).
     pub fn unlist(&self, head: Pfn) {
-        self.lists.lock().unlink(self.at(head));
+        if !mutant!("lru.free.keeps_link") {
+            self.lists.lock().unlink(self.at(head));
+        }
     }
     /// The right to reclaim everybody's memory on request, if nobody has it (rule
     /// PROACT-03). A kernel that does so by itself may keep it for as long.
@@ -252,7 +254,7 @@ impl<L: RawLock> Lru<L> {
             let (folio, flags) = (own.folio(), own.folio().flags());
             debug_assert_eq!(folio.head(), head, "a link is of the head of a folio");
             let belongs = LruList::of(flags);
-            if !flags.contains(FolioFlags::LRU) {
+            if !flags.contains(FolioFlags::LRU) && !mutant!("lru.scan.keeps_late_link") {
                 lists.unlink(at);
             } else if belongs != list {
                 lists.link(at, folio.order(), belongs);
@@ -265,7 +267,9 @@ impl<L: RawLock> Lru<L> {
     /// Takes one folio off its list, if nobody else has (rule FOLIO-43). The caller holds a
     /// reference.
     pub fn isolate_one<F: FolioSpace>(&self, folio: Folio<'_, F>) -> bool {
-        if !folio.clear_flag(FolioFlags::LRU) {
+        if mutant!("lru.isolate.blind") {
+            folio.clear_flag(FolioFlags::LRU);
+        } else if !folio.clear_flag(FolioFlags::LRU) {
             return false;
         }
         self.lists.lock().unlink(self.at(folio.head()));
