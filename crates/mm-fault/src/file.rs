@@ -320,7 +320,8 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         };
         let old = pmd.entry();
         if !old.is_none() {
-            return if old.is_leaf(Level::Pmd) { Ok(Mapped::Changed) } else { Err(own) };
+            let is_table = old.as_table(Level::Pmd).is_some();
+            return if is_table { Err(own) } else { Ok(Mapped::Changed) };
         }
         let folio = own.hand_over();
         self.mm().counters().add(RssKind::of(folio), u64::from(folio.nr_pages()));

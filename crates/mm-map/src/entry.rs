@@ -87,6 +87,18 @@ pub(crate) fn splits<P: Platform>(e: E<P>) -> bool {
     e.is_leaf(Level::Pmd) || matches!(e.nonpresent(Level::Pmd), Some(NonPresent::Migration { .. }))
 }
 
+/// The folio that a PMD leaf maps, or that a migration entry in its place stands for (rule
+/// MM-067).
+pub(crate) fn folio_of_pmd<P: Platform>(mm: &Mm<P>, e: E<P>) -> Option<Folio<'_, P>> {
+    if e.is_leaf(Level::Pmd) {
+        return counted_folio(mm, e, Level::Pmd);
+    }
+    match e.nonpresent(Level::Pmd)? {
+        NonPresent::Migration { pfn, .. } => Some(mm.platform().memmap().folio(pfn)),
+        _ => None,
+    }
+}
+
 /// Base pages that a PMD leaf maps.
 pub(crate) fn pmd_pages<P: Platform>() -> u64 {
     1 << P::Arch::order(Level::Pmd)

@@ -520,7 +520,10 @@ fn copy_locked_pmd<P: RmapPlatform>(
     let mut fresh = child.tables().tlb().obligation();
     let entry = if !e.is_leaf(Level::Pmd) {
         match e.nonpresent(Level::Pmd) {
-            Some(m @ NonPresent::Migration { .. }) => {
+            Some(m @ NonPresent::Migration { pfn, .. }) => {
+                if !parent.platform().memmap().folio(pfn).is_anon() {
+                    return Ok(Leaf::Left);
+                }
                 let both = shared_migration(m, copy.parent_vma.is_cow());
                 let entry = E::<P>::from_nonpresent(both, e.swap_bits())
                     .map_err(|_| ForkError::Unsupported(va))?;

@@ -15,7 +15,9 @@
 //! the mapping is removed (ZAP-04).
 
 use crate::delayed::Delayed;
-use crate::entry::{E, FolioGather, Rss, counted_folio, owned, pmd_pages, splits, within};
+use crate::entry::{
+    E, FolioGather, Rss, counted_folio, folio_of_pmd, owned, pmd_pages, splits, within,
+};
 use crate::policy::{MapPolicy, Strategy, by_policy};
 use crate::protect::mark;
 use core::num::NonZeroU32;
@@ -289,11 +291,11 @@ fn zap_pmd<'m, P: RmapPlatform>(
     gather: &mut FolioGather<'m, P>,
 ) {
     let seen = pmd.entry();
-    let of_object = counted_folio(mm, seen, Level::Pmd).is_some_and(|f| !f.is_anon());
+    let of_object = folio_of_pmd(mm, seen).is_some_and(|f| !f.is_anon());
     if how.pages == Pages::OfObject && !of_object {
         return;
     }
-    if of_object && seen.is_leaf(Level::Pmd) {
+    if of_object {
         // What a leaf of an object mapped is munlocked as it goes. One leaf, and maybe dirty: taken away behind a flush of its own.
         return split_locked_pmd(mm, pmd);
     }

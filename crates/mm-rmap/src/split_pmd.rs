@@ -20,7 +20,7 @@ type E<P> = <<P as mm_pgtable::TableSpace>::Arch as Arch>::Entry;
 /// Nothing that an access could see changes, nor do the resident-set counters.
 /// The folio gets a reference and a mapping per page, and every page is
 /// exclusive if the head was. A leaf of the huge zero folio becomes entries of the
-/// zero page that keep uffd-wp. A migration entry becomes one per page.
+/// zero page that keep uffd-wp. A migration entry becomes one per page, or goes.
 ///
 /// # Panics
 ///
@@ -144,13 +144,25 @@ fn suspend_parts<P: RmapPlatform>(
 }
 
 /// A migration entry of a whole folio becomes one per page (rules PSPLIT-04, MM-067). No
-/// count changes: nothing is mapped.
+/// count changes: nothing is mapped. That of a file or of shared memory goes, as its leaf
+/// would have.
 fn split_migration<P: RmapPlatform>(mm: &Mm<P>, mut locked: LockedPmd<'_, P>) {
     let seen = locked.entry();
     let Some(NonPresent::Migration { kind, pfn, young, dirty }) = seen.nonpresent(Level::Pmd)
     else {
         return;
     };
+    let folio = mm.platform().memmap().folio(pfn);
+    if !folio.is_anon() {
+        // Whoever moves the folio finds no entry to resume.
+        let mut owed = mm.tables().tlb().obligation();
+        locked.swap(E::<P>::NONE, &mut owed);
+        owed.already_done();
+        mm.counters().sub(RssKind::of(folio), 1 << P::Arch::order(Level::Pmd));
+        drop(locked);
+        mm.platform().observer().event(Event::PmdSplit, 1);
+        return;
+    }
     let nr = P::Arch::nr_entries(Level::Pte);
     let Some(frame) = locked.withdraw() else {
         panic!("the migration entry at {} has no deposited table", locked.at().va)

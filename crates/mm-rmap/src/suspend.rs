@@ -41,10 +41,10 @@ const CHUNK: usize = 64;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Leaves {
     /// They stay leaves: the folio keeps its size. Where the format has no such
-    /// migration entries, they are split. Those of files are taken away; the next access
-    /// finds the folio again.
+    /// migration entries, it is as with [`Split`](Self::Split).
     Keep,
-    /// They become PTEs: the folio is about to be split.
+    /// They become PTEs: the folio is about to be split. Those of files and of shared memory
+    /// are taken away; the next access finds the folio again (rule PSPLIT-01).
     Split,
 }
 
@@ -149,12 +149,10 @@ fn suspend_within<P: RmapPlatform>(
     let mut walk = MappedWalk::<P, Strict>::new(mm, visit, folio, Seek::Mappings);
     while let Some(hit) = walk.next_hit() {
         match hit {
-            Hit::Pmd(pmd)
-                if leaves == Leaves::Keep && folio.is_anon() && pmd_can_move::<P>(pmd) =>
-            {
+            Hit::Pmd(pmd) if leaves == Leaves::Keep && pmd_can_move::<P>(pmd) => {
                 suspend_pmd(mm, folio, pmd)?;
             }
-            // That of a file is taken away. One whose pages are pinned has become PTEs:
+            // That of an object is taken away. One whose pages are pinned has become PTEs:
             // the next hits tell.
             Hit::Pmd(_) => walk.freeze_pmd(),
             Hit::Pte(at) => {

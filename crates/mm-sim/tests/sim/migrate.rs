@@ -80,6 +80,118 @@ fn pages_of_files_move_with_their_mappings_and_their_place() {
     assert_eq!(leaks(&m), []);
 }
 
+fn is_leaf(p: &P, at: u64) -> bool {
+    let vmas = p.mm().read();
+    match p.mm().tables().lock_entry(vmas.stay(), page(at)) {
+        LockedEntry::Huge(pmd) => pmd.entry().is_leaf(Level::Pmd),
+        _ => false,
+    }
+}
+/// An object of shared memory with two folios of 2 MiB, whose pages hold 0xf00 and more.
+fn huge_object(m: &M) -> std::sync::Arc<Shmem<A, EventCounts>> {
+    let object = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Always), 0);
+    object.write(0, 1024, &|index, _| 0xf00 + index).expect("written");
+    object
+}
+/// A process that maps it by a leaf.
+fn with_leaf(m: &M, object: &std::sync::Arc<Shmem<A, EventCounts>>) -> P {
+    let p = m.spawn().expect("process");
+    p.mmap_object(pages(0, 512), SHARED, object.clone(), 0).expect("mapped");
+    p.store(page(5), 0xf05).expect("stored");
+    assert!(is_leaf(&p, 0));
+    p.take_faults();
+    p
+}
+fn shmem_rss(p: &P) -> u64 {
+    p.mm().counters().get(RssKind::Shmem)
+}
+
+/// Leaves of shared memory stand still while their folio moves, as those of private memory do.
+///
+/// Rules: MIGR-01, MIGR-03, MIGR-05.
+#[test]
+fn a_leaf_of_shared_memory_moves_as_a_leaf() {
+    let m = machine();
+    let object = huge_object(&m);
+    let (p, q) = (with_leaf(&m, &object), m.spawn().expect("process"));
+    // Another one maps some of it by PTEs.
+    q.mmap_object(pages(7, 100), SHARED, object.clone(), 30).expect("mapped");
+    assert_eq!(q.load(page(7)), Ok(0xf00 + 30));
+    q.take_faults();
+    let (old, by_ptes) = (pfn_at(&p, 0), shmem_rss(&q));
+    assert!(by_ptes > 0 && pfn_at(&q, 7) == old.add(30));
+    let held = own(&m, old);
+    m.host().migrate(&held).expect("nobody holds it");
+    drop(held);
+    sound(&m, &[&p, &q]);
+    let new = pfn_at(&p, 0);
+    assert!(new != old && is_leaf(&p, 0) && pfn_at(&q, 7) == new.add(30));
+    let folio = m.host().memmap().folio(new);
+    let mapped = by_ptes as u32 + 1;
+    assert_eq!(folio.counts_locked(|c| (c.mapcount, c.entire)), (mapped, 1));
+    assert_eq!((shmem_rss(&p), shmem_rss(&q)), (512, by_ptes));
+    p.store(page(30), 9).expect("stored");
+    assert_eq!(
+        (q.load(page(7)), p.load(page(511)), object.read(5, 0)),
+        (Ok(9), Ok(0xf00 + 511), Ok(0xf05))
+    );
+    assert!(p.take_faults().cpu.is_empty() && q.take_faults().cpu.is_empty());
+    assert_eq!(m.host().observer().pmd_split.get(), 0);
+    p.exit();
+    q.exit();
+    drop(object);
+    m.settle();
+    assert_eq!(leaks(&m), []);
+}
+
+/// Whoever unmaps, splits, shares, moves or protects what stands for a leaf of shared memory
+/// finds what a leaf would be: it is taken away where it would be taken away.
+///
+/// Rules: MIGR-05, MIGR-04, PSPLIT-01, ZAP-07, FORK-11, MPROT-05, MREMAP-05, INV-6.
+#[test]
+fn suspended_leaves_of_shared_memory_do_as_leaves_do() {
+    let m = machine();
+    let object = huge_object(&m);
+    let all: Vec<P> = (0..5).map(|_| with_leaf(&m, &object)).collect();
+    let [whole, part, read, moved, parent] = &all[..] else { panic!("five") };
+    // A private mapping with a page of its own has its tables copied.
+    let private = m.spawn().expect("process");
+    private.mmap_object(pages(0, 1024), RW, object.clone(), 0).expect("mapped");
+    private.store(page(600), 3).expect("stored");
+    assert_eq!((private.load(page(5)), is_leaf(&private, 0)), (Ok(0xf05), true));
+    let pfn = pfn_at(parent, 0);
+    let held = own(&m, pfn);
+    let locked = held.folio().lock();
+    let suspended = suspend_mappings(m.host(), &locked, Leaves::Keep, Batching::Batched);
+    let suspended = suspended.expect("nobody holds it");
+    assert_eq!((held.folio().mapcount(), shmem_rss(parent)), (0, 512));
+    whole.madvise(pages(0, 512), mm_map::Advice::DontNeed).expect("mapped");
+    part.munmap(pages(100, 1)).expect("munmap");
+    read.mprotect(pages(0, 512), mm_arch::Rights::READ).expect("mprotect");
+    moved.mremap_move(pages(0, 512), page(1024), mm_map::OldPlace::Unmap).expect("mremap");
+    let child = private.fork().expect("fork");
+    let every = [whole, part, read, moved, parent, &private, &child];
+    assert_eq!(every.map(shmem_rss), [0, 0, 512, 512, 512, 512, 0]);
+    suspended.resume_at(pfn);
+    drop((locked, held));
+    sound(&m, &every);
+    assert_eq!(m.host().memmap().folio(pfn).mapcount(), 4);
+    assert!(is_leaf(read, 0) && is_leaf(moved, 1024) && is_leaf(&private, 0));
+    assert!(read.store(page(5), 1).is_err(), "that right was taken away meanwhile");
+    moved.store(page(1024 + 5), 7).expect("stored");
+    for of in [whole, part, read, parent, &private, &child] {
+        assert_eq!((of.load(page(5)), of.load(page(6))), (Ok(7), Ok(0xf06)));
+    }
+    assert!(part.load(page(100)).is_err());
+    sound(&m, &every);
+    child.exit();
+    private.exit();
+    all.into_iter().for_each(P::exit);
+    drop(object);
+    m.settle();
+    assert_eq!(leaks(&m), []);
+}
+
 /// Rules: LT-02, LT-03, MIGR-02.
 #[test]
 fn a_longterm_pin_moves_what_is_in_its_way() {
