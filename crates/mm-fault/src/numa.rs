@@ -12,8 +12,8 @@ use mm_arch::respect::{DIRTY, SOFT_DIRTY, WRITE};
 use mm_arch::{Entry, Level};
 use mm_folio::{Folio, FolioFlags, Get};
 use mm_pgtable::{Block, LockedPmd, LockedTable, Window, WindowRequest};
-use mm_rmap::{Batching, RmapPlatform, migrate_folio};
-use mm_vma::{Event, can_change_writable};
+use mm_rmap::{Batching, RmapPlatform};
+use mm_vma::{Event, VmaFlags, can_change_writable};
 
 /// Whether entries that become accessible may become writable as well.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,15 +82,20 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
     }
 
     /// Whether the folio should move, and nothing speaks against it at once: it is on a
-    /// list, so nobody has isolated it, and needs no object to be found in.
+    /// list, so nobody has isolated it; a file's is not dirty, which would have to wait for
+    /// the device, and not code that others run as well (rule NUMA-04).
     fn could_move(&self, folio: Folio<'m, P>) -> bool {
         let platform = self.mm().platform();
-        folio.is_anon() && folio.has(FolioFlags::LRU) && platform.is_misplaced(folio)
+        let shared_code = self.vma.flags().contains(VmaFlags::EXEC) && folio.maybe_mapped_shared();
+        let of_file = !folio.is_anon() && !folio.has(FolioFlags::SWAPBACKED);
+        folio.has(FolioFlags::LRU)
+            && !(of_file && (shared_code || folio.has(FolioFlags::DIRTY)))
+            && platform.is_misplaced(folio)
     }
     /// Moves it, without any table lock; whether it did. `own` is given back.
     fn moves(&self, own: mm_folio::FolioRef<'m, P, Get>) -> bool {
         let nr = own.folio().nr_pages();
-        let moved = migrate_folio(self.mm().platform(), &own, None, self.policy.hints).is_ok();
+        let moved = self.mm().platform().move_misplaced(&own, self.policy.hints).is_ok();
         if moved {
             self.event(Event::HintsMoved, u64::from(nr));
         }

@@ -153,7 +153,7 @@ pub use vmas::{
 };
 pub use walk::{Visit, Visitor, WalkEnd};
 
-use mm_folio::Folio;
+use mm_folio::{Folio, FolioRef, Get};
 use mm_vma::Platform;
 
 /// A kernel that keeps trees: one set for all address spaces.
@@ -168,5 +168,19 @@ pub trait RmapPlatform: Platform {
     fn is_misplaced(&self, folio: Folio<'_, Self>) -> bool {
         let _ = folio;
         false
+    }
+    /// Moves a folio that lies badly; `own` are all references that the caller has. No table
+    /// is locked. A folio of an object moves where the kernel says what cache it is in: see
+    /// [`migrate_folio`], which without one moves private memory only.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    fn move_misplaced(
+        &self,
+        own: &FolioRef<'_, Self, Get>,
+        batching: Batching,
+    ) -> Result<(), MigrationError> {
+        migrate_folio(self, own, None, batching)
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Frames come from a buddy allocator: naturally aligned, lowest address first
 //! within the smallest block that fits, so that a run of a scenario is
-//! deterministic. The n-th allocation from now can be made to fail.
+//! deterministic. Of memory that is near and far, near frames come first. The n-th allocation
+//! from now can be made to fail.
 //!
 //! Each frame has a word that says what it is used for, how often it was given
 //! back (its *generation*), and whether somebody stored to it. A translation
@@ -41,6 +42,8 @@ const GENERATION: u32 = 1 << 3;
 #[derive(Debug)]
 pub struct Frames {
     ram: Ram,
+    /// The first frame of far memory.
+    far: Pfn,
     words: Vec<AtomicU32>,
     buddy: Mutex<DefaultLock, Buddy>,
     /// Allocations that succeed before one fails; `u64::MAX`: none fails.
@@ -51,7 +54,17 @@ pub struct Frames {
     fragmented: AtomicBool,
 }
 
-struct Buddy(FrameAllocator<MAX_ORDERS>);
+/// Near memory, which is handed out first, and far memory.
+struct Buddy {
+    near: FrameAllocator<MAX_ORDERS>,
+    far: FrameAllocator<MAX_ORDERS>,
+}
+
+impl Buddy {
+    fn alloc(&mut self, nr: usize) -> Option<usize> {
+        self.near.alloc(nr).or_else(|| self.far.alloc(nr))
+    }
+}
 
 impl std::fmt::Debug for Buddy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -60,14 +73,17 @@ impl std::fmt::Debug for Buddy {
 }
 
 impl Frames {
-    /// All frames of `ram`, free.
-    pub(crate) fn new(ram: Ram, poison: bool) -> Self {
+    /// All frames of `ram`, free; those behind the first `nr_near` are far.
+    pub(crate) fn new(ram: Ram, nr_near: usize, poison: bool) -> Self {
         let (first, nr) = (ram.base().get() as usize, ram.nr_frames());
-        let mut buddy = FrameAllocator::new();
-        buddy.add_frame(first, first + nr);
+        let far = first + nr_near.min(nr);
+        let mut buddy = Buddy { near: FrameAllocator::new(), far: FrameAllocator::new() };
+        buddy.near.add_frame(first, far);
+        buddy.far.add_frame(far, first + nr);
         Frames {
+            far: Pfn::new(far as u64),
             words: (0..nr).map(|_| AtomicU32::new(0)).collect(),
-            buddy: Mutex::new(Buddy(buddy)),
+            buddy: Mutex::new(buddy),
             fail_after: AtomicU64::new(u64::MAX),
             nr_asked: AtomicU64::new(0),
             nr_free: AtomicU64::new(nr as u64),
@@ -143,7 +159,7 @@ impl Frames {
         if order as usize >= MAX_ORDERS || self.fails() {
             return Err(AllocError);
         }
-        let head = self.buddy.lock().0.alloc(1 << order).ok_or(AllocError)?;
+        let head = self.buddy.lock().alloc(1 << order).ok_or(AllocError)?;
         let head = Pfn::new(head as u64);
         self.nr_free.fetch_sub(1 << order, Relaxed);
         for i in 0..1 << order {
@@ -170,7 +186,22 @@ impl Frames {
             }
         }
         self.nr_free.fetch_add(1 << order, Relaxed);
-        self.buddy.lock().0.dealloc(head.get() as usize, 1 << order);
+        let mut buddy = self.buddy.lock();
+        let part = if self.is_far(head) { &mut buddy.far } else { &mut buddy.near };
+        part.dealloc(head.get() as usize, 1 << order);
+    }
+    /// Whether a frame is in far memory.
+    pub fn is_far(&self, pfn: Pfn) -> bool {
+        pfn >= self.far
+    }
+    /// Whether near memory has room for a folio of `order`.
+    pub(crate) fn has_near(&self, order: u32) -> bool {
+        let mut buddy = self.buddy.lock();
+        let found = buddy.near.alloc(1 << order);
+        if let Some(head) = found {
+            buddy.near.dealloc(head, 1 << order);
+        }
+        found.is_some()
     }
     /// A frame for a page table, of any content.
     pub(crate) fn take_table(&self) -> Result<Pfn, AllocError> {
@@ -245,7 +276,7 @@ mod tests {
     fn frames() -> FrameSource {
         let ram = Ram::new(Pfn::new(0x1_0000), 1024, 12).expect("memory");
         let lru = Lru::new(Pfn::new(0x1_0000), 1024).expect("memory");
-        FrameSource::new(Arc::new(Frames::new(ram, true)), Arc::new(lru))
+        FrameSource::new(Arc::new(Frames::new(ram, 1024, true)), Arc::new(lru))
     }
 
     #[test]

@@ -23,6 +23,9 @@ pub struct MachineConfig {
     pub bytes: u64,
     /// Number of the first frame.
     pub first_frame: Pfn,
+    /// Bytes of memory that are near to all CPUs, from the first frame on; what is used of the
+    /// rest is better moved there (rule NUMA-01).
+    pub near_bytes: u64,
     /// Number of CPUs.
     pub cpus: usize,
     /// Fill frames that are freed, so that a use after free is seen.
@@ -43,6 +46,7 @@ impl Default for MachineConfig {
             // Memory lies across 4 GiB (with small pages), and even a small scenario uses
             // frames on both sides: two-word entries then differ in both words.
             first_frame: Pfn::new((1 << 20) - 64),
+            near_bytes: u64::MAX,
             cpus: 1,
             poison: cfg!(debug_assertions),
         }
@@ -92,7 +96,7 @@ impl<A: Arch, O: Events> Machine<A, O> {
     ///
     /// If the configuration makes no sense or the host lacks the memory.
     pub fn new(config: MachineConfig, policy: Policy) -> Result<Self, MachineError> {
-        let MachineConfig { bytes, first_frame, cpus, poison } = config;
+        let MachineConfig { bytes, first_frame, near_bytes, cpus, poison } = config;
         let page = 1u64 << A::PAGE_SHIFT;
         if bytes == 0 || bytes % page != 0 || bytes > MachineConfig::MAX_BYTES {
             return Err(MachineError::Size { bytes, page, max: MachineConfig::MAX_BYTES });
@@ -100,7 +104,8 @@ impl<A: Arch, O: Events> Machine<A, O> {
         let nr_frames = (bytes / page) as usize;
         let ram =
             Ram::new(first_frame, nr_frames, A::PAGE_SHIFT).ok_or(MachineError::Host { bytes })?;
-        let frames = Arc::new(Frames::new(ram, poison));
+        let nr_near = usize::try_from(near_bytes / page).unwrap_or(usize::MAX);
+        let frames = Arc::new(Frames::new(ram, nr_near, poison));
         let too_small = |_: AllocError| MachineError::TooSmall { bytes };
         let lru =
             Lru::new(first_frame, nr_frames as u64).map_err(|_| MachineError::Host { bytes })?;

@@ -6,7 +6,7 @@ use mm_arch::Arch;
 use mm_folio::{AllocError, FolioRef, Get};
 use mm_gup::{MigrateError, Migrator};
 use mm_map::{Ksm, KsmPass, split_cached};
-use mm_rmap::{MigrationError, SplitError, SplitFolio, migrate_folio, split_anon_folio};
+use mm_rmap::{Batching, MigrationError, SplitError, SplitFolio, migrate_folio, split_anon_folio};
 use mm_vma::Platform;
 
 /// How often a folio is asked to move that somebody else uses for the moment.
@@ -20,9 +20,16 @@ impl<A: Arch, O: Events> Host<A, O> {
     ///
     /// If it cannot be moved, or somebody else holds it.
     pub fn migrate(&self, own: &FolioRef<'_, Self, Get>) -> Result<(), MigrationError> {
+        self.migrate_by(own, self.policy().map.suspend)
+    }
+    pub(crate) fn migrate_by(
+        &self,
+        own: &FolioRef<'_, Self, Get>,
+        batching: Batching,
+    ) -> Result<(), MigrationError> {
         let object = own.folio().file().and_then(|(id, _)| self.objects().find(id));
         let cache = object.as_deref().map(|o| o.cache());
-        migrate_folio(self, own, cache, self.policy().map.suspend)
+        migrate_folio(self, own, cache, batching)
     }
 }
 

@@ -6,10 +6,10 @@ use crate::epochs::ThreadHandles;
 use crate::events::{EventCounts, Events};
 use crate::{Cpus, FrameSource, FrameTables, Frames, Policy};
 use mm_arch::{Arch, Pfn, Tlb};
-use mm_folio::{FileId, FolioSpace, MemMap, MmIds};
+use mm_folio::{FileId, Folio, FolioRef, FolioSpace, Get, MemMap, MmIds};
 use mm_pgtable::TableSpace;
 use mm_reclaim::{Lru, ReclaimPlatform};
-use mm_rmap::{AnonTrees, FileTrees, RmapPlatform};
+use mm_rmap::{AnonTrees, Batching, FileTrees, MigrationError, RmapPlatform};
 use mm_sync::epoch::Epoch;
 use mm_sync::{DefaultLock, DefaultRwLock, Quiescence};
 use mm_vma::{Backing, Platform};
@@ -167,5 +167,16 @@ impl<A: Arch, O: Events> RmapPlatform for Host<A, O> {
     #[inline]
     fn file_trees(&self) -> &FileTrees<Self> {
         &self.0.files
+    }
+    /// Far memory is no place for what is used, as long as there is room elsewhere.
+    fn is_misplaced(&self, folio: Folio<'_, Self>) -> bool {
+        self.frames().is_far(folio.head()) && self.frames().has_near(folio.order())
+    }
+    fn move_misplaced(
+        &self,
+        own: &FolioRef<'_, Self, Get>,
+        batching: Batching,
+    ) -> Result<(), MigrationError> {
+        self.migrate_by(own, batching)
     }
 }

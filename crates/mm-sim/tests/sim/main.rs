@@ -9,6 +9,7 @@ mod common;
 mod files;
 mod flushes;
 mod formats;
+mod hints;
 mod known_faults;
 mod ksm;
 mod migrate;
