@@ -92,11 +92,13 @@ fn pin_and_swap_out(order: u32, nr: usize, policy: FastPolicy) {
     }
     let got = pinner.join().expect("joins");
     let both = gone > 0 && !got.is_empty();
+    let alone = got.iter().all(|pfn| p.memmap().page_exclusive(*pfn));
     unpin_pages(p.memmap(), &got);
     drop(locked);
     drop(own);
     exit(&MapPolicy::default(), &mm);
     assert!(!both, "{gone} pages went to swap, {} of them pinned", got.len());
+    assert!(alone, "a page was pinned to be written to, and others may read it");
     assert_eq!((p.folios_in_use(), p.slots().in_use().len()), (0, 0));
 }
 
@@ -104,7 +106,8 @@ fn pin_and_swap_out(order: u32, nr: usize, policy: FastPolicy) {
 /// Rules: RMAP-16, RMAP-19, UNMAP-19, F-RACE-03, F-RACE-04, P-RACE-04, P-RACE-17.
 #[test]
 fn a_pinned_page_does_not_go_to_swap() {
-    let mutants = ["gup.pin.mb", "share.mb", "rmap.swap_out.share_first"];
+    let mutants =
+        ["gup.pin.mb", "share.mb", "rmap.swap_out.share_first", "rmap.swap_out.restore_shared"];
     let one = || pin_and_swap_out(0, 1, FastPolicy::Page);
     holds_with("pin vs swap-out", Bounds::at_most(3), one);
     for mutant in mutants {

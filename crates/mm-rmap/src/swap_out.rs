@@ -164,8 +164,10 @@ fn swap_out_part<P: RmapPlatform, const N: usize>(
     if !late {
         shared = folio.try_share_anon_ptes(page, count);
     }
-    // Pages that are shared already need not be asked about.
-    let end = if shared.is_ok() { n } else { exclusive.first().unwrap_or(n) };
+    // Pages that are shared already need not be asked about. What has lost its mark never comes
+    // back writable (race F-RACE-04).
+    let back = mm_sync::mutant!("rmap.swap_out.restore_shared");
+    let end = if shared.is_ok() && !back { n } else { exclusive.first().unwrap_or(n) };
     let dirty = old[..end].iter().any(|e| e.is_dirty());
     if dirty {
         folio.set_flag(FolioFlags::DIRTY);
