@@ -45,11 +45,11 @@ pub trait Object<A: Arch, O: Events>: Backing {
     fn is_swapped(&self, _index: u64) -> bool {
         false
     }
-    /// Brings all pages back from swap.
+    /// Brings all pages back from swap, but for those that no device gives.
     ///
     /// # Errors
     ///
-    /// At the first that cannot be had.
+    /// At the first that there is no memory for.
     fn swap_back(&self) -> Result<(), FileError> {
         Ok(())
     }

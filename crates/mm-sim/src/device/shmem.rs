@@ -2,7 +2,8 @@
 //!
 //! A page is in the cache, on a swap device, or a hole. It goes to swap by its entry there
 //! first and leaves the cache then; it comes back the other way round. So whoever does
-//! not find it in the cache and then not on swap either may make it.
+//! not find it in the cache and then not on swap either may make it. What a device does not
+//! give back is lost, until a hole is made there: who wants it gets an error.
 
 use super::swapped::Swapped;
 use super::{FileError, Object, cached_word, evict, insert, page_words};
@@ -135,12 +136,26 @@ impl<A: Arch, O: Events> Shmem<A, O> {
         let page = (index % u64::from(nr)) as u32;
         let run = SlotRun::new(SwapSlot { offset: slot.offset - u64::from(page), ..slot }, nr);
         slots.begin_read(run).map_err(|_| Missed::Changed)?;
+        let first = index - u64::from(page);
         let back = match read_folio(host, new.folio(), run) {
-            Ok(()) => self.take_back(index - u64::from(page), run.first, &new),
-            Err(_) => Err(Missed::Failed(BackingError::Io)),
+            Ok(()) => self.take_back(first, run.first, &new),
+            Err(_) => Err(self.lose(first, run)),
         };
         slots.end_read(run);
         back.map(|()| FoundPage { page: new.into_run(page), major: true })
+    }
+    /// The pages from `first` on, in the slots of `run`, cannot be read: nobody gets them from
+    /// now on, and the slots are free (rule SWAP-06). Whoever calls keeps the slots.
+    fn lose(&self, first: u64, run: SlotRun) -> Missed {
+        let mut swapped = self.swapped();
+        let same = |(index, slot)| swapped.slot(index) == Some(slot);
+        if !(first..).zip(run.iter()).all(same) {
+            return Missed::Changed;
+        }
+        let slots = self.host().swap().slots();
+        let put = |slot| slots.put(SlotRun::new(slot, 1));
+        swapped.lose(first..first + u64::from(run.nr), put);
+        Missed::Failed(BackingError::Io)
     }
     /// Puts a folio with the content of the slots from `from` on into the cache, if they are
     /// those of the pages from `first` on, and gives them up. Whoever calls has kept the slots
@@ -187,7 +202,13 @@ impl<A: Arch, O: Events> Shmem<A, O> {
             if let Some(page) = self.cache.get(index) {
                 return Ok(FoundPage { page, major: false });
             }
-            let slot = self.swapped().slot(index);
+            let (slot, lost) = {
+                let swapped = self.swapped();
+                (swapped.slot(index), swapped.is_lost(index))
+            };
+            if lost {
+                return Err(BackingError::Io);
+            }
             let found = match slot {
                 Some(slot) => self.swap_in(index, slot),
                 None => self.make(index, orders()).map(|page| FoundPage { page, major: false }),
@@ -247,7 +268,7 @@ impl<A: Arch, O: Events> Backing for Shmem<A, O> {
     }
     fn is_missing(&self, index: u64) -> bool {
         // In this order: a page leaves the cache for swap behind its entry there.
-        self.cache.is_vacant(index, 1) && self.swapped().slot(index).is_none()
+        self.cache.is_vacant(index, 1) && !self.swapped().any(index, 1)
     }
     fn install(&self, index: u64, fill: &mut dyn FnMut(Pfn)) -> Result<FolioRun, InstallError> {
         if index >= self.nr_pages() {
@@ -311,8 +332,12 @@ impl<A: Arch, O: Events> Object<A, O> for Shmem<A, O> {
         loop {
             let first = self.swapped().first();
             let Some(index) = first else { return Ok(()) };
-            let run = self.get_or_make(index, || OrderSet::EMPTY)?.page;
-            drop(self.host().memmap().adopt_run::<Get>(run));
+            match self.get_or_make(index, || OrderSet::EMPTY) {
+                Ok(found) => drop(self.host().memmap().adopt_run::<Get>(found.page)),
+                // Who touches it will hear of it.
+                Err(BackingError::Io) => {}
+                Err(e) => return Err(e.into()),
+            }
         }
     }
     fn write(
@@ -340,6 +365,9 @@ impl<A: Arch, O: Events> Object<A, O> for Shmem<A, O> {
         Ok(())
     }
     fn read(&self, index: u64, offset: usize) -> Result<u64, FileError> {
+        if self.swapped().is_lost(index) {
+            return Err(FileError::Io);
+        }
         Ok(self.peek(index, offset))
     }
     fn peek(&self, index: u64, offset: usize) -> u64 {

@@ -2,12 +2,16 @@
 
 use mm_arch::SwapSlot;
 use mm_vma::SlotRun;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Pages of an object by index, each of them an entry that counts on its slot.
+/// Pages of an object by index, each of them an entry that counts on its slot, and those that
+/// a device did not give back.
 #[derive(Debug, Default)]
-pub(crate) struct Swapped(BTreeMap<u64, Place>);
+pub(crate) struct Swapped {
+    places: BTreeMap<u64, Place>,
+    lost: BTreeSet<u64>,
+}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Place {
@@ -19,33 +23,45 @@ struct Place {
 impl Swapped {
     /// The slot of a page.
     pub fn slot(&self, index: u64) -> Option<SwapSlot> {
-        self.0.get(&index).map(|place| place.slot)
+        self.places.get(&index).map(|place| place.slot)
     }
     /// The first page.
     pub fn first(&self) -> Option<u64> {
-        self.0.keys().next().copied()
+        self.places.keys().next().copied()
     }
-    /// Whether one of the `nr` pages from `first` on is swapped out.
+    /// Whether one of the `nr` pages from `first` on is swapped out, or lost.
     pub fn any(&self, first: u64, nr: u64) -> bool {
-        self.0.range(first..first.saturating_add(nr)).next().is_some()
+        let range = first..first.saturating_add(nr);
+        self.places.range(range.clone()).next().is_some() || self.lost.range(range).next().is_some()
+    }
+    /// Whether the page cannot be had any more.
+    pub fn is_lost(&self, index: u64) -> bool {
+        self.lost.contains(&index)
+    }
+    /// The pages of `range`, all swapped out, cannot be had any more; hands out the slot of
+    /// each.
+    pub fn lose(&mut self, range: Range<u64>, each: impl FnMut(SwapSlot)) {
+        self.take(range.clone(), each);
+        self.lost.extend(range);
     }
     /// The pages of a folio of `order`, its first one at `first`, are in slots from `slot`
     /// on.
     pub fn put(&mut self, first: u64, order: u32, slot: SwapSlot) {
         for (i, slot) in SlotRun::new(slot, 1 << order).iter().enumerate() {
-            self.0.insert(first + i as u64, Place { slot, order });
+            self.places.insert(first + i as u64, Place { slot, order });
         }
     }
     /// The pages from `first` on are in memory or gone; hands out the slot of each.
     pub fn take(&mut self, range: Range<u64>, mut each: impl FnMut(SwapSlot)) {
-        for (_, place) in self.0.extract_if(range, |_, _| true) {
+        self.lost.retain(|index| !range.contains(index));
+        for (_, place) in self.places.extract_if(range, |_, _| true) {
             each(place.slot);
         }
     }
     /// The largest order, up to that of the folio that it went out in, in which the page at
     /// `index` can come back: its whole block is here, in a row and aligned.
     pub fn order_of(&self, index: u64) -> u32 {
-        let Some(place) = self.0.get(&index) else { return 0 };
+        let Some(place) = self.places.get(&index) else { return 0 };
         let fits = |order: &u32| {
             let nr = 1u64 << order;
             let first = index & !(nr - 1);
@@ -59,11 +75,11 @@ impl Swapped {
     }
     /// The slots of the pages in `range`.
     pub fn slots_of(&self, range: Range<u64>) -> Vec<SwapSlot> {
-        self.0.range(range).map(|(_, place)| place.slot).collect()
+        self.places.range(range).map(|(_, place)| place.slot).collect()
     }
     /// The slots.
     pub fn slots(&self) -> impl Iterator<Item = SwapSlot> {
-        self.0.values().map(|place| place.slot)
+        self.places.values().map(|place| place.slot)
     }
 }
 
@@ -88,5 +104,17 @@ mod tests {
         swapped.take(17..18, |slot| gone.push(slot));
         assert_eq!((gone, swapped.slots().count()), (vec![slot(9)], 7));
         assert_eq!((swapped.order_of(16), swapped.order_of(18)), (0, 1));
+    }
+
+    #[test]
+    fn what_is_lost_is_there_until_it_is_given_up() {
+        let mut swapped = Swapped::default();
+        swapped.put(16, 1, slot(8));
+        let mut gone = Vec::new();
+        swapped.lose(16..18, |slot| gone.push(slot));
+        assert_eq!((gone, swapped.slot(17), swapped.first()), (vec![slot(8), slot(9)], None, None));
+        assert!(swapped.is_lost(17) && swapped.any(17, 1) && !swapped.is_lost(18));
+        swapped.take(17..20, |_| panic!("no slot is left"));
+        assert!(swapped.is_lost(16) && !swapped.is_lost(17) && !swapped.any(17, 9));
     }
 }

@@ -34,7 +34,7 @@ impl SwapOffError {
 
 impl<A: Arch, O: Events> Host<A, O> {
     /// `swapoff` of all devices: everything on them comes back into memory. `processes` are
-    /// all that live.
+    /// all that live. What a device does not give is lost: who touches it gets a signal.
     ///
     /// # Errors
     ///

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use core::num::NonZeroU32;
-use mm_arch::{Entry, Level, Rights, SwapSlot, respect};
+use mm_arch::{Entry, Level, NonPresent, Rights, SwapSlot, respect};
 use mm_fault::{FaultSignal, OrderMode, ShmemMode, ThpMode};
 use mm_folio::{FolioFlags, FolioRef, FolioRun, Get};
 use mm_map::Advice;
@@ -155,6 +155,7 @@ fn object_out(m: &M, object: &Shmem<A, EventCounts>, index: u64) -> bool {
         && m.host().swap().slots().evict(&locked)
 }
 
+/// Rules: SWAP-06.
 #[test]
 fn shared_memory_has_its_pages_on_swap() {
     let m = machine();
@@ -166,19 +167,23 @@ fn shared_memory_has_its_pages_on_swap() {
     }
     sound(&m, &[&p]);
     assert_eq!((free(&m), o.peek(5, 8)), (SLOTS - 12, 205));
+    // What cannot be read is lost, and its slot free.
     m.host().swap().fail_read_after(Some(0));
-    assert_eq!(p.load(page(3)), Err(bus(3)));
+    assert_eq!((p.load(page(2)), p.load(page(2))), (Err(bus(2)), Err(bus(2))));
+    assert_eq!((o.read(2, 0), o.is_missing(2)), (Err(FileError::Io), false));
     assert_eq!(p.load(page(3)), Ok(203));
     p.store(page(3), 9).expect("store");
     sound(&m, &[&p]);
-    assert_eq!((free(&m), p.take_faults().cpu.iter().filter(|f| f.major).count()), (SLOTS - 11, 1));
+    assert_eq!((free(&m), p.take_faults().cpu.iter().filter(|f| f.major).count()), (SLOTS - 10, 1));
+    o.punch(2, 1);
+    assert_eq!((p.load(page(2)), o.read(2, 0)), (Ok(0), Ok(0)));
     // Holes, the end, a call, the end of the object.
     o.punch(4, 2);
-    assert_eq!((p.load(page(4)), p.load(page(6)), free(&m)), (Ok(0), Ok(206), SLOTS - 8));
+    assert_eq!((p.load(page(4)), p.load(page(6)), free(&m)), (Ok(0), Ok(206), SLOTS - 7));
     o.write(7, 1, &|_, _| 1).expect("read back first");
     o.truncate(9);
     sound(&m, &[&p]);
-    assert_eq!((p.load(page(8)), p.load(page(7)), free(&m)), (Ok(208), Ok(1), SLOTS - 3));
+    assert_eq!((p.load(page(8)), p.load(page(7)), free(&m)), (Ok(208), Ok(1), SLOTS - 2));
     drop((p, o));
     m.settle();
     assert_eq!((leaks(&m), free(&m)), (vec![], SLOTS));
@@ -259,14 +264,10 @@ fn without_its_devices_everything_is_in_memory() {
         swap_out(&p, i);
     }
     (0..8).for_each(|i| assert!(object_out(&m, &o, i)));
-    // Shared by a child, behind a mapping that allows nothing, with another one's device.
+    // Shared by a child, behind a mapping that allows nothing.
     let q = p.fork().expect("fork");
     p.mprotect(pages(4, 2), Rights::empty()).expect("mapped");
     q.store(page(0), 7).expect("store");
-    m.host().swap().fail_read_after(Some(1));
-    let failed = m.host().swap_off([&p, &q]).expect_err("the device fails");
-    assert_eq!(failed.errno(), "EIO");
-    sound(&m, &[&p, &q]);
     m.host().frames().fail_after(Some(2));
     let failed = m.host().swap_off([&p, &q]).expect_err("no memory");
     assert_eq!(failed.errno(), "ENOMEM");
@@ -429,4 +430,74 @@ fn shared_memory_is_read_ahead() {
     drop((p, o));
     m.settle();
     assert_eq!((leaks(&m), free(&m)), (vec![], SLOTS));
+}
+
+/// A device that fails on its way out of use takes nothing along: what it does not give is
+/// poisoned in every space and in objects, and the rest comes back.
+///
+/// Rules: SWAP-06, SWPI-01, UFFD-05, UFFD-06, INV-6.
+#[test]
+fn what_a_device_does_not_give_back_is_lost() {
+    let m = machine();
+    let (p, o) = (filled(&m), object(&m));
+    p.mmap_object(pages(100, 16), RW | VmaFlags::SHARED, o.clone(), 0).expect("mmap");
+    for i in 0..6 {
+        swap_out(&p, i);
+    }
+    (0..4).for_each(|i| assert!(object_out(&m, &o, i)));
+    let q = p.fork().expect("fork");
+    // The second page of the one; the other reads it again, and finds it.
+    m.host().swap().fail_read_after(Some(1));
+    assert_eq!(m.host().swap_off([&p, &q]), Ok(()));
+    sound(&m, &[&p, &q]);
+    assert_eq!((free(&m), m.host().swap().slots().in_use()), (0, vec![]));
+    assert_eq!([&p, &q].map(|of| of.mm().counters().get(RssKind::Swap)), [0, 0]);
+    assert_eq!((p.load(page(1)), p.store(page(1), 1)), (Err(bus(1)), Err(bus(1))));
+    // A child does not get what its parent has not, and the place can be given up.
+    let c = p.fork().expect("fork");
+    assert_eq!((c.load(page(1)), q.load(page(1))), (Err(bus(1)), Ok(101)));
+    p.madvise(pages(1, 1), Advice::DontNeed).expect("mapped");
+    assert_eq!((p.load(page(1)), c.load(page(1))), (Ok(0), Err(bus(1))));
+    for i in (0..8).filter(|i| *i != 1) {
+        assert_eq!((p.load(page(i)), q.load(page(i))), (Ok(100 + i), Ok(100 + i)));
+    }
+    c.exit();
+    // Of an object, where all who map it look.
+    m.host().swap().add::<A>(SLOTS).expect("room");
+    (0..4).for_each(|i| assert!(object_out(&m, &o, i)));
+    m.host().swap().fail_read_after(Some(2));
+    assert_eq!(m.host().swap_off([&p, &q]), Ok(()));
+    sound(&m, &[&p, &q]);
+    for of in [&p, &q] {
+        assert_eq!(of.load(page(102)), Err(bus(102)));
+        assert_eq!((of.load(page(101)), of.load(page(103))), (Ok(201), Ok(203)));
+    }
+    sound(&m, &[&p, &q]);
+    p.exit();
+    q.exit();
+    drop(o);
+    m.settle();
+    assert_eq!(leaks(&m), []);
+}
+
+/// A page that failed in memory while its slot was read ahead is no other page's.
+///
+/// Rules: SWAP-06, SWPI-02.
+#[test]
+fn a_page_of_the_cache_that_has_failed_is_lost() {
+    let m = machine();
+    let p = filled(&m);
+    let slot = swap_out(&p, 3);
+    swap_out(&p, 4);
+    p.madvise_willneed(pages(3, 1)).expect("mapped");
+    let cached = m.host().swap().slots().state(slot).and_then(|s| s.cached).expect("cached");
+    m.host().memmap().folio(cached).poison(0);
+    assert_eq!(m.host().swap_off([&p]), Ok(()));
+    m.settle();
+    assert_eq!((p.load(page(3)), p.load(page(4))), (Err(bus(3)), Ok(104)));
+    let vmas = p.mm().read();
+    let table = p.mm().tables().lock_table(vmas.stay(), page(3)).expect("there");
+    let e = table.get(table.index_of(page(3)));
+    assert_eq!(e.nonpresent(Level::Pte), Some(NonPresent::Hwpoison(cached)));
+    assert_eq!(p.mm().counters().get(RssKind::Swap), 0);
 }
