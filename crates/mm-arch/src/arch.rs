@@ -168,6 +168,30 @@ pub trait Arch: Copy + core::fmt::Debug + Send + Sync + 'static {
         tlb: &SpaceTlb<'_, T>,
         each: impl FnMut(usize, Self::Entry),
     );
+    /// Empties the `n` present entries of a run on a live table, as [`take`](Self::take) does,
+    /// and returns the first. `each` gets the first, and those that say something else than
+    /// the one before, a frame further: of a run these are few.
+    #[inline]
+    fn take_run<T: Tlb + ?Sized>(
+        table: &Self::Table,
+        at: At,
+        n: usize,
+        tlb: &SpaceTlb<'_, T>,
+        mut each: impl FnMut(Self::Entry),
+    ) -> Self::Entry {
+        let mut first = Self::Entry::NONE;
+        let mut expected = first;
+        Self::take::<Live, T>(table, at, n, tlb, |k, e| {
+            if k == 0 {
+                first = e;
+            }
+            if k == 0 || e != expected {
+                each(e);
+            }
+            expected = e.advance(1, Level::Pte);
+        });
+        first
+    }
     /// Write-protects `n` present entries atomically, keeping dirty (rules
     /// ACC-11, SHSTK-08).
     fn wrprotect<T: Tlb + ?Sized>(table: &Self::Table, at: At, n: usize, tlb: &SpaceTlb<'_, T>);

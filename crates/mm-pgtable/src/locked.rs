@@ -164,20 +164,11 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         mut each: impl FnMut(E<S>),
     ) -> E<S> {
         let (index, n) = (run.first(), run.nr());
-        let (mut first, mut expected, mut cached) = (E::<S>::NONE, E::<S>::NONE, false);
-        let (at, tlb) = (self.view.at(index), self.tables.tlb());
-        S::Arch::take::<Live, S::Tlb>(self.view.table(), at, n, &tlb, |k, e| {
+        let (at, tlb, mut cached) = (self.view.at(index), self.tables.tlb(), false);
+        let first = S::Arch::take_run(self.view.table(), at, n, &tlb, |e| {
             debug_assert!(e.is_present(Level::Pte), "a run of {e:?}");
-            if e == expected && k > 0 {
-                expected = expected.advance(1, Level::Pte);
-                return;
-            }
-            if k == 0 {
-                first = e;
-            }
             cached |= e.may_be_cached(true, Level::Pte);
             each(e);
-            expected = e.advance(1, Level::Pte);
         });
         self.took |= S::Arch::WORDS > 1;
         self.view.desc().count(-(n as i32));

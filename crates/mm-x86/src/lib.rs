@@ -61,6 +61,7 @@
 #![no_std]
 
 pub mod bits;
+mod double;
 mod explain;
 mod layout;
 mod long_mode;

@@ -1,5 +1,6 @@
 //! Long mode: four and five levels of 64-bit entries.
 
+use crate::double;
 use crate::layout::Long;
 use crate::paging::{ENTRIES, Mode, Paging};
 use crate::value::X86Value;
@@ -57,5 +58,9 @@ impl<const SHSTK: bool, const LA57: bool> Mode for LongPaging<SHSTK, LA57> {
     #[inline(always)]
     fn nr_entries(level: Level) -> usize {
         if !LA57 && matches!(level, Level::P4d) { 1 } else { ENTRIES }
+    }
+    #[inline(always)]
+    fn take_live(cells: &[AtomicU64], each: impl FnMut(u64)) {
+        double::take_all(cells, each);
     }
 }

@@ -10,8 +10,8 @@ use core::marker::PhantomData;
 use mm_arch::cell::Cell;
 use mm_arch::table::Frame4K;
 use mm_arch::{
-    AccessKind, Arch, At, Batch, Entry, Held, Level, Liveness, Protection, Right, SpaceTlb, Tlb,
-    respect, word,
+    AccessKind, Arch, At, Batch, Entry, Held, Level, Live, Liveness, Protection, Right, SpaceTlb,
+    Tlb, respect, word,
 };
 
 /// A mode of the MMU: where its levels are, what its entries are made of.
@@ -37,6 +37,14 @@ pub trait Mode: Copy + fmt::Debug + Send + Sync + 'static {
     fn shift(level: Level) -> u32;
     /// Entries of a table of `level`.
     fn nr_entries(level: Level) -> usize;
+    /// Empties cells of a live table in ascending order, as [`Cell::take`] does, and hands the
+    /// old values to `each`.
+    #[inline(always)]
+    fn take_live(cells: &[Self::Cell], mut each: impl FnMut(u64)) {
+        for cell in cells {
+            each(cell.take::<Live>());
+        }
+    }
 }
 
 /// Entries of a table.
@@ -197,9 +205,43 @@ impl<M: Mode> Arch for Paging<M> {
         _: &SpaceTlb<'_, T>,
         mut each: impl FnMut(usize, Self::Entry),
     ) {
-        for (k, cell) in table[at.index..at.index + n].iter().enumerate() {
+        let cells = &table[at.index..at.index + n];
+        if L::LIVE {
+            let mut k = 0;
+            return M::take_live(cells, |raw| {
+                each(k, X86Value::from_bits(raw));
+                k += 1;
+            });
+        }
+        for (k, cell) in cells.iter().enumerate() {
             each(k, X86Value::from_bits(cell.take::<L>()));
         }
+    }
+    /// The next exchange waits for all that depends on this one: so what is expected next
+    /// does not.
+    #[inline]
+    fn take_run<T: Tlb + ?Sized>(
+        table: &Self::Table,
+        at: At,
+        n: usize,
+        _: &SpaceTlb<'_, T>,
+        mut each: impl FnMut(Self::Entry),
+    ) -> Self::Entry {
+        // No entry of a run is empty.
+        let (mut first, mut expected, mut by) = (0, 0, 0);
+        M::take_live(&table[at.index..at.index + n], |raw| {
+            if raw == expected {
+                expected = expected.wrapping_add(by);
+                return;
+            }
+            if first == 0 {
+                first = raw;
+            }
+            each(X86Value::from_bits(raw));
+            by = step(raw);
+            expected = raw.wrapping_add(by);
+        });
+        X86Value::from_bits(first)
     }
     #[inline]
     fn wrprotect<T: Tlb + ?Sized>(table: &Self::Table, at: At, n: usize, _: &SpaceTlb<'_, T>) {
