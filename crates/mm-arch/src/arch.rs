@@ -62,7 +62,14 @@ impl Liveness for Private {
 ///
 /// All operations on `n` entries stay within `index .. index + n` and panic, by
 /// slice indexing, if that leaves the table.
-pub trait Arch: Copy + core::fmt::Debug + Send + Sync + 'static {
+///
+/// # Safety
+///
+/// Walkers follow what an upper-level entry says. So an entry that is read is one that was
+/// written at that index, but for accessed, dirty and write permission (a lockless reader
+/// may see it empty instead); a new table is empty; and [`Entry::as_table`] is `Some` only
+/// of what [`Entry::table`] made, for the same level, and gives back its frame.
+pub unsafe trait Arch: Copy + core::fmt::Debug + Send + Sync + 'static {
     /// The entry, as a value.
     type Entry: Entry;
     /// A table in memory.

@@ -1,6 +1,6 @@
 //! Flush obligations.
 
-use crate::{FlushScope, SpaceTlb, Tlb, VirtRange};
+use crate::{FlushScope, SpaceId, SpaceTlb, Tlb, VirtRange};
 
 /// The duty to flush what a permission change left in translation caches.
 ///
@@ -25,6 +25,11 @@ impl<'t, T: Tlb + ?Sized> Flush<'t, T> {
     pub fn add(&mut self, range: VirtRange, scope: FlushScope) {
         self.range = Some(self.range.map_or(range, |r| r.hull(range)));
         self.scope = self.scope.max(scope);
+    }
+    /// The address space that it is about.
+    #[inline]
+    pub const fn space(&self) -> SpaceId {
+        self.tlb.space()
     }
     /// What must be flushed.
     #[inline]
@@ -93,7 +98,7 @@ static_assertions::assert_not_impl_any!(Flush<'static, dyn Tlb>: Clone);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{SpaceId, VirtAddr};
+    use crate::VirtAddr;
     use mm_sync::stat::Counter;
 
     struct Count(Counter, Counter);

@@ -398,7 +398,9 @@ impl<C, const N: usize> core::fmt::Debug for ModelFlat<C, N> {
     }
 }
 
-impl<C: Cell, const N: usize> Arch for ModelFlat<C, N> {
+// SAFETY: entries are stored as they are, and only `Entry::table` makes one that points to
+// a table (checked by the laws of formats).
+unsafe impl<C: Cell, const N: usize> Arch for ModelFlat<C, N> {
     type Table = [C; N];
     const WORDS: usize = C::WORDS;
     model_geometry!(if C::WORDS == 1 { "model-word" } else { "model-pair" }, 1);
@@ -477,7 +479,9 @@ impl<const N: usize, const C: usize> ModelCont<N, C> {
     pub const BLOCKS: Blocks = Blocks::of_pages(C, 12);
 }
 
-impl<const N: usize, const C: usize> Arch for ModelCont<N, C> {
+// SAFETY: entries are stored as they are, and only `Entry::table` makes one that points to
+// a table (checked by the laws of formats).
+unsafe impl<const N: usize, const C: usize> Arch for ModelCont<N, C> {
     type Table = [AtomicU64; N];
     model_geometry!("model-cont", C);
 

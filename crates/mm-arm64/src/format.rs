@@ -10,7 +10,9 @@ use mm_arch::{Arch, Level, Protection};
 #[derive(Clone, Copy, Debug)]
 pub struct Arm64<G: Granule>(PhantomData<G>);
 
-impl<G: Granule> Arch for Arm64<G> {
+// SAFETY: entries are stored as they are, and only `Entry::table` makes one that points to
+// a table (checked by the laws of formats).
+unsafe impl<G: Granule> Arch for Arm64<G> {
     type Entry = Arm64Entry<G>;
     type Table = G::Table;
 

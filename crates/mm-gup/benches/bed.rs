@@ -28,7 +28,8 @@ impl FolioSource for Bump {
 
 #[derive(Clone)]
 struct Space(SlabSpace<A>);
-impl TableSpace for Space {
+// SAFETY: as for `SlabSpace`.
+unsafe impl TableSpace for Space {
     type Arch = A;
     type PtLock = <SlabSpace<A> as TableSpace>::PtLock;
     type Epochs = <SlabSpace<A> as TableSpace>::Epochs;

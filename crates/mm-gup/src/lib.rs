@@ -43,7 +43,7 @@
 //!
 //! # Not here
 //!
-//! hugetlbfs, devices and files (they join with their own mappings); splitting a
+//! hugetlbfs and memory of devices; splitting a
 //! PMD leaf on request ([`GupFlags::SPLIT_PMD`] is refused). Moving folios before a
 //! long-term pin is left to a [`Migrator`].
 //!

@@ -86,7 +86,8 @@ impl<A: Arch> Clone for Space<A> {
         Space(self.0.clone())
     }
 }
-impl<A: Arch> TableSpace for Space<A> {
+// SAFETY: as for `SlabSpace`.
+unsafe impl<A: Arch> TableSpace for Space<A> {
     type Arch = A;
     type PtLock = <SlabSpace<A> as TableSpace>::PtLock;
     type Epochs = <SlabSpace<A> as TableSpace>::Epochs;
@@ -228,7 +229,9 @@ impl<A: Arch> World<A> {
             self.map.content(FIRST).retired();
         } else {
             let mut owed = self.tables.tlb().obligation();
-            pmd.swap(table, &mut owed);
+            let frame = table.as_table(Level::Pmd).expect("a table");
+            // SAFETY: cut off above, and nobody else's.
+            unsafe { pmd.link(frame, &mut owed) };
             owed.already_done();
         }
         alone

@@ -103,7 +103,8 @@ struct Machine {
 #[derive(Clone)]
 struct Kernel(&'static Machine);
 
-impl TableSpace for Kernel {
+// SAFETY: there is one machine, and it does not change.
+unsafe impl TableSpace for Kernel {
     type Arch = A;
     type PtLock = DefaultLock;
     type Epochs = ReaderCount;

@@ -70,7 +70,8 @@ impl<S: TableSpace> PageTables<S> {
                 S::Arch::swap_upper(view.table(), index, <S::Arch as Arch>::Entry::NONE);
                 view.desc().count(-1);
                 drop(guard);
-                gather.park_table(child, span);
+                // SAFETY: unlinked just now, by the only one who may.
+                unsafe { gather.park_table(child, span) };
             }
         }
         view.desc().entries() == 0 && view.desc().first_deposit().is_none()

@@ -60,8 +60,13 @@ impl<'g, S: TableSpace, T> Gather<'g, S, T> {
         self.items[self.nr_items] = Some(item);
         self.nr_items += 1;
     }
-    /// Parks a table that was just unlinked and that covered `range`.
-    pub fn park_table(&mut self, frame: TableFrame, range: VirtRange) {
+    /// Parks a table that was just unlinked and that covered `range`. It is freed.
+    ///
+    /// # Safety
+    ///
+    /// `frame` holds a table of the gather's space, which the caller unlinked, and which
+    /// nobody links, deposits or frees any more.
+    pub unsafe fn park_table(&mut self, frame: TableFrame, range: VirtRange) {
         if self.nr_unlinked == TABLES {
             self.flush();
         }

@@ -176,6 +176,7 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         first
     }
     fn owe(&self, yes: bool, index: usize, n: usize, owed: &mut Flush<'_, S::Tlb>) {
+        debug_assert_eq!(owed.space(), self.tables.id(), "an obligation of another space");
         if yes && let Some(range) = self.range_of(index, n) {
             owed.add(range, FlushScope::Leaves);
         }
@@ -412,7 +413,29 @@ impl<'g, S: TableSpace> LockedPmd<'g, S> {
     /// Replaces the entry by exchange and returns the old one; `owed` grows if
     /// a CPU may hold it. On formats of several words per entry readers see an
     /// empty one in between, and are waited for.
+    ///
+    /// # Panics
+    ///
+    /// If `e` points to a table, which every walker would follow: see
+    /// [`link`](Self::link).
     pub fn swap(&mut self, e: E<S>, owed: &mut Flush<'_, S::Tlb>) -> E<S> {
+        assert!(
+            e.as_table(self.view.level()).is_none(),
+            "{e:?} is not for `swap`: it links a table"
+        );
+        self.exchange(e, owed)
+    }
+    /// Links the table in `frame`, as [`swap`](Self::swap) replaces the entry.
+    ///
+    /// # Safety
+    ///
+    /// `frame` holds a table of the level below, from this space's memory. Nothing else
+    /// links it, it is not deposited, and it is not freed while it is linked.
+    pub unsafe fn link(&mut self, frame: TableFrame, owed: &mut Flush<'_, S::Tlb>) -> E<S> {
+        self.exchange(E::<S>::table(frame, self.view.level()), owed)
+    }
+    fn exchange(&mut self, e: E<S>, owed: &mut Flush<'_, S::Tlb>) -> E<S> {
+        debug_assert_eq!(owed.space(), self.tables.id(), "an obligation of another space");
         let (table, index) = (self.view.table(), self.index);
         let old = if S::Arch::WORDS > 1 && !e.is_none() {
             // Lockless readers see nothing for a moment, and no mixture.
@@ -536,6 +559,10 @@ impl<'g, S: TableSpace> LockedPud<'g, S> {
     /// # Errors
     ///
     /// If there is a table: then nothing is changed.
+    ///
+    /// # Panics
+    ///
+    /// If `e` points to a table.
     pub fn swap_leaf(
         &mut self,
         e: E<S>,

@@ -53,7 +53,12 @@ pub unsafe trait TableMemory<A: Arch, L: RawLock>: Send + Sync {
 ///
 /// It is cloned into closures that free tables later, so it is a cheap handle
 /// (an `Arc`, a `&'static`, or nothing at all in a kernel with statics).
-pub trait TableSpace: Clone + Send + Sync + 'static {
+///
+/// # Safety
+///
+/// Each method gives the same thing at every call, on the handle and on its clones: tables
+/// are freed to the memory they came from, behind the guards of the domain that walks hold.
+pub unsafe trait TableSpace: Clone + Send + Sync + 'static {
     /// The entry format.
     type Arch: Arch;
     /// The split lock.

@@ -141,7 +141,8 @@ pub fn slab_space<A: Arch>(nr: usize) -> SlabSpace<A> {
     }))
 }
 
-impl<A: Arch> TableSpace for SlabSpace<A> {
+// SAFETY: all clones share one machine, which does not change.
+unsafe impl<A: Arch> TableSpace for SlabSpace<A> {
     type Arch = A;
     type PtLock = DefaultLock;
     type Epochs = ReaderCount;

@@ -180,7 +180,8 @@ fn walk_vs_full_table<A: Arch<Entry = ModelEntry>>() {
     // SAFETY: allocated for this; nobody else knows the frame.
     unsafe { pmd.fill_unlinked(frame, 2, leaf::<A>(OURS)) };
     let mut owed = m.tables.tlb().obligation();
-    pmd.swap(ModelEntry::table(frame, Level::Pmd), &mut owed);
+    // SAFETY: as above, and not freed before it is unlinked.
+    unsafe { pmd.link(frame, &mut owed) };
     drop(pmd);
     walker.join().expect("the walker");
 }

@@ -63,7 +63,9 @@ impl Mode for Sv57 {
 #[derive(Clone, Copy, Debug)]
 pub struct Riscv<M: Mode>(PhantomData<M>);
 
-impl<M: Mode> Arch for Riscv<M> {
+// SAFETY: entries are stored as they are, and only `Entry::table` makes one that points to
+// a table (checked by the laws of formats).
+unsafe impl<M: Mode> Arch for Riscv<M> {
     type Entry = RiscvEntry<M>;
     type Table = Table<AtomicU64, 512, Frame4K>;
 

@@ -108,7 +108,8 @@ fn split<P: RmapPlatform>(mm: &Mm<P>, mut locked: LockedPmd<'_, P>, becomes: Bec
     // Publishing: who finds the table finds its entries. The invalid leaf is in
     // no translation cache, so nothing more is owed.
     let mut owed = mm.tables().tlb().obligation();
-    locked.swap(E::<P>::table(frame, Level::Pmd), &mut owed);
+    // SAFETY: withdrawn above, and nobody else's.
+    unsafe { locked.link(frame, &mut owed) };
     owed.already_done();
     drop(locked);
     platform.observer().event(Event::PmdSplit, 1);
@@ -176,7 +177,8 @@ fn split_migration<P: RmapPlatform>(mm: &Mm<P>, mut locked: LockedPmd<'_, P>) {
         }
     }
     let mut owed = mm.tables().tlb().obligation();
-    locked.swap(E::<P>::table(frame, Level::Pmd), &mut owed);
+    // SAFETY: withdrawn above, and nobody else's.
+    unsafe { locked.link(frame, &mut owed) };
     owed.already_done();
     drop(locked);
     mm.platform().observer().event(Event::PmdSplit, 1);

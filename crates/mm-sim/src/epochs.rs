@@ -49,7 +49,9 @@ impl ThreadHandles {
     }
 }
 
-impl Handles for ThreadHandles {
+// SAFETY: `handle` registers with the one collector of the machine, and finds handles by
+// machine.
+unsafe impl Handles for ThreadHandles {
     fn with<T>(&self, f: impl FnOnce(&LocalHandle) -> T) -> T {
         f(&self.handle())
     }

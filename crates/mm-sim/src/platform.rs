@@ -81,7 +81,8 @@ impl<A: Arch, O: Events> fmt::Debug for Host<A, O> {
     }
 }
 
-impl<A: Arch, O: Events> TableSpace for Host<A, O> {
+// SAFETY: all clones share one machine, which does not change.
+unsafe impl<A: Arch, O: Events> TableSpace for Host<A, O> {
     type Arch = A;
     type PtLock = DefaultLock;
     type Epochs = Epoch<ThreadHandles>;

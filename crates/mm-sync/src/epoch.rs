@@ -12,7 +12,11 @@ use core::sync::atomic::AtomicBool;
 pub use crossbeam_epoch::{Collector, Guard, LocalHandle};
 
 /// Where the handle of this CPU, or thread, is found.
-pub trait Handles: Send + Sync {
+///
+/// # Safety
+///
+/// All handles are of one collector: a guard of another one keeps nothing from being freed.
+pub unsafe trait Handles: Send + Sync {
     /// Calls `f` with the handle of this CPU (a kernel: per-CPU data with
     /// preemption off; std: a thread local).
     fn with<T>(&self, f: impl FnOnce(&LocalHandle) -> T) -> T;

@@ -384,7 +384,8 @@ impl<A: Arch> ModelPlatform<A> {
     }
 }
 
-impl<A: Arch> TableSpace for ModelPlatform<A> {
+// SAFETY: all clones share one machine, which does not change.
+unsafe impl<A: Arch> TableSpace for ModelPlatform<A> {
     type Arch = A;
     type PtLock = DefaultLock;
     type Epochs = ReaderCount;

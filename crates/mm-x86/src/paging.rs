@@ -105,7 +105,9 @@ impl<M: Mode> Paging<M> {
     }
 }
 
-impl<M: Mode> Arch for Paging<M> {
+// SAFETY: entries are stored as they are, and only `Entry::table` makes one that points to
+// a table (checked by the laws of formats).
+unsafe impl<M: Mode> Arch for Paging<M> {
     type Entry = X86Value<M::Layout>;
     type Table = Table<M::Cell>;
 

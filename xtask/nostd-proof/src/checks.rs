@@ -29,7 +29,8 @@ unsafe impl Send for OneCpu {}
 // SAFETY: as above.
 unsafe impl Sync for OneCpu {}
 
-impl Handles for OneCpu {
+// SAFETY: there is one handle.
+unsafe impl Handles for OneCpu {
     fn with<T>(&self, f: impl FnOnce(&LocalHandle) -> T) -> T {
         f(&self.0)
     }

@@ -503,10 +503,16 @@ on_all! {
             let gup = Gup::new(&s.mm, &()).with_policy(how.policy()).observed_by(&at);
             assert_eq!(s.call_with::<Get, _, _>(&gup, how, 0, 4, READ).result, Ok(0));
             let table = saved.lock().expect("fine").expect("was there");
-            s.edit_pmd(0, |e| {
-                assert!(e.is_none(), "the walker wrote to the entry");
-                table
-            });
+            let frame = table.as_table(Level::Pmd).expect("a table");
+            let vmas = s.mm.read();
+            let mut pmd = s.mm.tables().lock_pmd(vmas.stay(), va::<A>(0)).expect("there");
+            assert!(pmd.entry().is_none(), "the walker wrote to the entry");
+            let mut owed = s.mm.tables().tlb().obligation();
+            // SAFETY: cut off above, and nobody else's.
+            unsafe { pmd.link(frame, &mut owed) };
+            owed.already_done();
+            drop(pmd);
+            drop(vmas);
             assert_eq!(s.held(folio), (0, 0));
             s.finish();
         }

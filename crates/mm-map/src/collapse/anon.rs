@@ -69,6 +69,9 @@ pub fn collapse_scan<P: RmapPlatform>(
     limits: super::CollapseLimits,
     wanted: impl Fn(&Vma) -> bool,
 ) -> u64 {
+    if order > P::Arch::order(Level::Pmd) {
+        return 0;
+    }
     let bytes = 1u64 << (P::Arch::PAGE_SHIFT + order);
     let (mut next, mut done) = (Some(VirtAddr::new(0)), 0);
     while let Some(va) = next {
@@ -117,12 +120,12 @@ struct Survey {
 impl<P: RmapPlatform> Block<P> {
     fn around(va: VirtAddr, order: u32) -> Result<Self, CollapseError> {
         let shift = P::Arch::PAGE_SHIFT;
-        let start = va.align_down(shift + order);
         // An anonymous folio of two pages cannot be (rule FOLIO-51).
-        let fits = order > 1 && order <= P::Arch::order(Level::Pmd);
-        VirtRange::units(start, 1 << order, shift)
+        if order < 2 || order > P::Arch::order(Level::Pmd) {
+            return Err(CollapseError::NotAllowed(va));
+        }
+        VirtRange::units(va.align_down(shift + order), 1 << order, shift)
             .ok()
-            .filter(|_| fits)
             .map(|range| Block { range, order, _platform: core::marker::PhantomData })
             .ok_or(CollapseError::NotAllowed(va))
     }
@@ -358,7 +361,8 @@ fn link_table<P: RmapPlatform>(vmas: &MmWrite<'_, P>, block: Block<P>, frame: Ta
     let tables = vmas.mm().tables();
     if let Some(mut pmd) = tables.lock_pmd(vmas.stay(), block.start()) {
         let mut fresh = tables.tlb().obligation();
-        pmd.swap(E::<P>::table(frame, Level::Pmd), &mut fresh);
+        // SAFETY: cut off by the caller, under the same lock, and nobody else's.
+        unsafe { pmd.link(frame, &mut fresh) };
         // Nobody can have cached what was not there.
         fresh.already_done();
     }

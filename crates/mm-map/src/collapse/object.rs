@@ -33,8 +33,12 @@ pub fn collapse_object<P: RmapPlatform>(
 ) -> Result<Collapsed, CollapseError> {
     let platform = cache.platform();
     let at = VirtAddr::new(index << P::Arch::PAGE_SHIFT);
+    if order > P::Arch::order(Level::Pmd) {
+        return Err(CollapseError::NotAllowed(at));
+    }
     let (first, nr) = (index >> order << order, 1u64 << order);
-    if object.kind() != BackingKind::Shmem || first + nr > object.nr_pages() {
+    let is_inside = first.checked_add(nr).is_some_and(|end| end <= object.nr_pages());
+    if object.kind() != BackingKind::Shmem || !is_inside {
         return Err(CollapseError::NotAllowed(at));
     }
     let no_memory = CollapseError::NoMemory(at);
@@ -130,7 +134,8 @@ pub fn map_collapsed<P: RmapPlatform>(
             let frame = pmd.entry().as_table(Level::Pmd).ok_or(CollapseError::Entry(va))?;
             pmd.swap(E::<P>::NONE, gather.owed());
             drop(pmd);
-            gather.park_table(frame, block);
+            // SAFETY: unlinked just now, under the mmap lock's write side.
+            unsafe { gather.park_table(frame, block) };
             gather.flush();
         }
         LockedEntry::Table(_) => return Err(CollapseError::Entry(va)),

@@ -98,6 +98,16 @@ mod generic {
             let m = new_machine::<A>();
             let p = space(&m, pmd_pages::<A>());
             filled(&p, &[0]);
+            let none = Err(CollapseError::NotAllowed(va::<A>(0)));
+            for order in [0, 1, pmd_order::<A>() + 1, 52, 64, u32::MAX] {
+                assert_eq!(collapse::<A>(&policy, &p, order), none);
+            }
+            for order in [pmd_order::<A>() + 1, u32::MAX] {
+                assert_eq!(
+                    collapse_scan(&policy, &p, order, CollapseLimits::default_of(4), |_| true),
+                    0
+                );
+            }
             let tables = m.tables_in_use();
             let at = va::<A>(8);
             assert_eq!(collapse_anon(&policy, &p, at, 3, CALLER), Ok(Collapsed::Now));

@@ -92,7 +92,8 @@ pub struct Deep;
 
 type Base = ModelWord<8>;
 
-impl Arch for Deep {
+// SAFETY: all is done by `Base`.
+unsafe impl Arch for Deep {
     type Entry = ModelEntry;
     type Table = <Base as Arch>::Table;
     const NAME: &'static str = "deep";

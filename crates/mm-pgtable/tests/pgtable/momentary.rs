@@ -42,7 +42,8 @@ struct Parts {
     epochs: Slow,
     tlb: CountingTlb,
 }
-impl TableSpace for Space {
+// SAFETY: all clones share the parts, which do not change.
+unsafe impl TableSpace for Space {
     type Arch = A;
     type PtLock = DefaultLock;
     type Epochs = Slow;

@@ -1,11 +1,14 @@
 //! Tables in a tree: made, found, locked, walked and freed.
 use crate::common::{Deep, N, audit, leaf, page, pages, stay, table, tree};
-use mm_arch::{Arch, Entry, FlushScope, Level, Pfn, Protection, SpaceId, Tlb, VirtAddr, VirtRange};
+use mm_arch::{
+    Arch, Entry, FlushScope, Level, Pfn, Protection, SpaceId, TableFrame, Tlb, VirtAddr, VirtRange,
+};
 use mm_pgtable::slab::{Slab, slab_space};
 use mm_pgtable::{
     Ensured, Gather, LockedEntry, PageTables, SpanKind, Step, TableAllocError, TableSpace,
 };
 use mm_sync::{DefaultLock, ReaderCount};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 /// A leaf of PMD level.
@@ -115,6 +118,27 @@ on_all_formats! {
         assert_eq!(space.tables.in_use(), 0);
     }
 
+    /// Walkers would follow it.
+    fn a_pointer_to_a_table_is_not_swapped_in<A>() {
+        let (_, tables) = tree::<A>(3);
+        let mut pmd = tables.ensure_pmd(stay(), page::<A>(0)).expect("memory");
+        let mut owed = tables.tlb().obligation();
+        let pointer = A::Entry::table(TableFrame::new(Pfn::new(0x77)), Level::Pmd);
+        let swapped = catch_unwind(AssertUnwindSafe(|| pmd.swap(pointer, &mut owed)));
+        assert!(swapped.is_err() && pmd.entry().is_none());
+    }
+
+    /// The flush would go to the wrong one.
+    fn an_obligation_of_another_space_is_refused<A>() {
+        let (space, tables) = tree::<A>(4);
+        let other = PageTables::new(space, SpaceId(99)).expect("memory");
+        let mut t = table(&tables, page::<A>(0));
+        t.fill(0, 1, leaf::<A>(0x42).mkyoung());
+        let mut owed = other.tlb().obligation();
+        let taken = catch_unwind(AssertUnwindSafe(|| t.take(0, &mut owed)));
+        assert_eq!(taken.is_err(), cfg!(debug_assertions));
+    }
+
     fn a_huge_leaf_is_found_and_stands_in_the_way<A>() {
         let (space, tables) = tree::<A>(3);
         assert!(matches!(tables.lock_entry(stay(), page::<A>(0)), LockedEntry::Hole));
@@ -153,7 +177,8 @@ on_all_formats! {
         // SAFETY: allocated for this; nobody else knows the frame.
         unsafe { pmd.fill_unlinked(frame, N, leaf::<A>(0x100)) };
         let mut owed = tables.tlb().obligation();
-        let old = pmd.swap(A::Entry::table(frame, Level::Pmd), &mut owed);
+        // SAFETY: as above, and not freed before it is unlinked.
+        let old = unsafe { pmd.link(frame, &mut owed) };
         assert!(old.is_leaf(Level::Pmd));
         assert!(!owed.is_none(), "the leaf may be cached");
         drop(pmd);
@@ -492,7 +517,8 @@ impl Tlb for Parts {
     fn defer_range(&self, _: SpaceId, _: VirtRange) {}
     fn flush_deferred(&self) {}
 }
-impl TableSpace for Diary {
+// SAFETY: all clones share the parts, which do not change.
+unsafe impl TableSpace for Diary {
     type Arch = Deep;
     type PtLock = DefaultLock;
     type Epochs = ReaderCount;
