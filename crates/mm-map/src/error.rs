@@ -46,6 +46,9 @@ pub enum MapError {
     /// The hardware has lost the page.
     #[error("the page at {0} is poisoned")]
     Poisoned(VirtAddr),
+    /// The mapping would show pages behind the last index that there is.
+    #[error("the mapping at {0} would show pages that no index can name")]
+    Overflow(VirtAddr),
     /// No memory.
     #[error("out of memory at {0}")]
     NoMemory(VirtAddr),
@@ -66,6 +69,7 @@ impl MapError {
             MapError::Busy(_) => "EBUSY",
             MapError::Again(_) => "EAGAIN",
             MapError::Poisoned(_) => "EIO",
+            MapError::Overflow(_) => "EOVERFLOW",
         }
     }
 

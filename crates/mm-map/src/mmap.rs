@@ -50,8 +50,8 @@ pub fn mmap_anon<P: RmapPlatform>(
 ///
 /// # Errors
 ///
-/// If the range is not page-aligned, not in user space, or not free, or there is
-/// no memory; nothing changed then.
+/// If the range is not page-aligned, not in user space, or not free, the index of its last
+/// page overflows, or there is no memory; nothing changed then.
 pub fn mmap_backing<P: RmapPlatform>(
     vmas: &mut MmWrite<'_, P>,
     range: VirtRange,
@@ -60,6 +60,9 @@ pub fn mmap_backing<P: RmapPlatform>(
     first_page: u64,
 ) -> Result<(), MapError> {
     check_range(vmas, range)?;
+    if first_page.checked_add(range.nr(P::Arch::PAGE_SHIFT)).is_none() {
+        return Err(MapError::Overflow(range.start()));
+    }
     let mut flags = flags | VmaFlags::SOFTDIRTY;
     if accountable(flags) {
         flags |= VmaFlags::ACCOUNT;

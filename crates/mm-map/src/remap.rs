@@ -155,7 +155,8 @@ fn move_part<P: RmapPlatform>(
 /// # Errors
 ///
 /// If a range is not page-aligned or not in user space; if `old` is not within
-/// one mapping; if it cannot grow where it is, or there is no memory.
+/// one mapping; if it cannot grow where it is, the index of its last page overflows, or there
+/// is no memory.
 pub fn mremap_resize<P: RmapPlatform>(
     policy: &MapPolicy,
     vmas: &mut MmWrite<'_, P>,
@@ -185,6 +186,10 @@ pub fn mremap_resize<P: RmapPlatform>(
         return Err(MapError::NoMemory(start));
     }
     let grown = whole.hull(new);
+    let first = vmas.find(start).map_or(0, Vma::pgoff);
+    if first.checked_add(grown.nr(P::Arch::PAGE_SHIFT)).is_none() {
+        return Err(MapError::Overflow(start));
+    }
     // Whatever is in the way: it cannot grow here.
     vmas.resize(whole.start(), grown).map_err(|_| MapError::NoMemory(start))?;
     if let Some(vma) = vmas.find(start) {

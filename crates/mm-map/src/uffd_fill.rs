@@ -34,8 +34,9 @@ pub enum Comes {
 /// # Errors
 ///
 /// If the range is not page-aligned or not in user space; at the first page that is there, or
-/// in no registered mapping, or behind the end of an object; if there is no memory. The pages
-/// below the position in the error are mapped.
+/// in no registered mapping, or behind the end of an object; at the first mapping that is not
+/// registered for write protection, if the pages are to come with it; if there is no memory.
+/// The pages below the position in the error are mapped.
 pub fn uffd_copy<P: RmapPlatform>(
     vmas: &MmRead<'_, P>,
     range: VirtRange,
@@ -43,6 +44,7 @@ pub fn uffd_copy<P: RmapPlatform>(
     mut fill: impl FnMut(u64, Pfn),
 ) -> Result<(), MapError> {
     each_page(vmas, range, |k, va, vma| {
+        can_come(comes, va, vma)?;
         let mut fill = |pfn| fill(k, pfn);
         match shared_object(vma) {
             Some(object) => install(vmas, vma, va, object, comes, &mut fill),
@@ -83,6 +85,7 @@ pub fn uffd_continue<P: RmapPlatform>(
     comes: Comes,
 ) -> Result<(), MapError> {
     each_page(vmas, range, |_, va, vma| {
+        can_come(comes, va, vma)?;
         let object = vma.backing().filter(|b| b.kind() == BackingKind::Shmem);
         let object = object.ok_or(MapError::Invalid(va))?;
         let index = vma.linear_index(va);
@@ -143,6 +146,14 @@ fn each_page<P: RmapPlatform>(
         each(k, va, vma.ok_or(MapError::NotRegistered(va))?)?;
     }
     Ok(())
+}
+
+/// Whether somebody will hear of a store to a page of `vma` that comes so.
+fn can_come(comes: Comes, va: VirtAddr, vma: &Vma) -> Result<(), MapError> {
+    match comes {
+        Comes::Protected if !vma.flags().contains(VmaFlags::UFFD_WP) => Err(MapError::Invalid(va)),
+        Comes::Protected | Comes::Plain => Ok(()),
+    }
 }
 
 fn exists<P: RmapPlatform>(va: VirtAddr) -> MapError {

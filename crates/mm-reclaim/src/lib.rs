@@ -54,7 +54,6 @@
 //!
 //! ```
 //! use mm_arch::model::ModelWord;
-//! use mm_arch::{VirtAddr, VirtRange};
 //! use mm_reclaim::{FlushBatch, UnmapFlags, UnmapPolicy, Unmapped, try_to_unmap};
 //! use mm_rmap::model::{ModelConfig, machine};
 //! use mm_vma::Platform;
@@ -69,7 +68,6 @@
 //! drop(locked);
 //! flushes.free(own);
 //! flushes.finish();
-//! # let _ = VirtRange::new(VirtAddr::new(0), 0x1000);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![no_std]

@@ -139,18 +139,31 @@ impl<A: Arch, O: Events> Process<A, O> {
     ///
     /// As there.
     pub fn collapse_to(&self, range: VirtRange, order: u32) -> Result<(), CollapseError> {
-        let bytes = 1u64 << (A::PAGE_SHIFT + order);
-        let (mut at, mut blocks, mut result) = (range.start(), 0, Ok(()));
-        at = VirtAddr::new(at.get().next_multiple_of(bytes));
-        // A block at a time; what is left of the range at its end is none.
-        while VirtRange::new(at, bytes).is_ok_and(|block| range.covers(block)) {
-            blocks += 1;
-            if let Err(e) = self.collapse_block(at, order) {
-                result = Err(e);
-            }
-            at = VirtAddr::new(at.get() + bytes);
+        let none = Err(CollapseError::NotAllowed(range.start()));
+        if order > A::order(Level::Pmd) {
+            return none;
         }
-        if blocks == 0 { Err(CollapseError::NotAllowed(range.start())) } else { result }
+        let shift = A::PAGE_SHIFT + order;
+        let (mut result, mut tried) = (Ok(()), false);
+        let mut next = range.start().get().checked_next_multiple_of(1 << shift).map(VirtAddr::new);
+        // A block at a time; what is left of the range at its end is none.
+        while let Some(at) = next
+            && let Some(block) = VirtRange::units(at, 1, shift).ok().filter(|b| range.covers(*b))
+        {
+            tried = true;
+            let mapped = self.mm().read().next_from(at).map(|vma| vma.start());
+            if mapped.is_some_and(|start| start <= block.last()) {
+                if let Err(e) = self.collapse_block(at, order) {
+                    result = Err(e);
+                }
+                next = at.checked_add(block.bytes());
+            } else {
+                // On to the next mapping: a hole may be wide.
+                result = Err(CollapseError::NotAllowed(at));
+                next = mapped.map(|start| start.align_down(shift));
+            }
+        }
+        if tried { result } else { none }
     }
     fn collapse_block(&self, va: VirtAddr, order: u32) -> Result<Collapsed, CollapseError> {
         let (policy, caller) = (self.host().policy().map, CollapseFor::Caller);
@@ -251,7 +264,16 @@ impl<A: Arch, O: Events> Process<A, O> {
     /// If the range has a hole or a mapping does not support the advice.
     pub fn madvise_free(&self, range: VirtRange) -> Result<(), AdviceError> {
         let vmas = self.mm().read();
-        mm_reclaim::madvise_free(self.host().policy().unmap, &vmas, range)?;
+        let done = mm_reclaim::madvise_free(self.host().policy().unmap, &vmas, range);
+        // What was advised before an error was is given up.
+        let advised = match done {
+            Ok(()) | Err(AdviceError::Hole(_)) => Some(range),
+            Err(AdviceError::Invalid(va)) => {
+                VirtRange::new(range.start(), va.get().saturating_sub(range.start().get())).ok()
+            }
+            Err(AdviceError::Unaligned(_) | AdviceError::NotUser(_)) => None,
+        };
+        let Some(range) = advised else { return done };
         // What was stored until now may be lost, and that is what was asked for.
         let (map, frames) = (self.host().memmap(), self.host().frames());
         entries(&vmas, range, |va, level, e| {
@@ -271,7 +293,7 @@ impl<A: Arch, O: Events> Process<A, O> {
                 (0..1 << A::order(level)).for_each(|i| frames.clear_stored(pfn.add(i)));
             }
         });
-        Ok(())
+        done
     }
     /// `madvise` with `MADV_COLD`.
     ///

@@ -2,7 +2,7 @@
 //! and that every audit holds after every step.
 
 use crate::common::*;
-use mm_arch::{Arch, Entry, Level, Pfn, Rights, VirtAddr};
+use mm_arch::{Arch, Entry, Level, Pfn, Rights, VirtAddr, VirtRange};
 use mm_fault::{FaultSignal, ShmemMode};
 use mm_folio::{Folio, FolioFlags, Get};
 use mm_gup::GupFlags;
@@ -361,6 +361,48 @@ mod large {
         assert_eq!((p.load(page(2)), p.load(page(4))), (Ok(tag(2)), bus(4)));
         assert_eq!(mapped(&p, 0, 32), [0, 1, 2]);
         drop(stranger);
+        sound(&m, &[&p]);
+    }
+}
+
+mod edges {
+    use super::*;
+
+    /// No index names the pages behind the largest one.
+    #[test]
+    fn what_no_index_can_name_is_not_mapped() {
+        let m = machine();
+        let (f, p) = (file(&m, 1), process(&m));
+        let map = |n, first| p.mmap_object(pages(0, n), SHARED, f.clone(), first);
+        for (n, first) in [(1, u64::MAX), (4, u64::MAX - 3)] {
+            assert_eq!(map(n, first).map_err(|e| e.errno()), Err("EOVERFLOW"));
+        }
+        map(3, u64::MAX - 3).expect("the last ones");
+        assert_eq!(p.load(page(2)), bus(2));
+        let resized = p.mremap_resize(pages(0, 3), 4 << 12);
+        assert_eq!(resized.map_err(|e| e.errno()), Err("EOVERFLOW"));
+        sound(&m, &[&p]);
+    }
+
+    /// Folios are at most as large as what a PMD entry maps.
+    #[test]
+    fn nothing_is_collapsed_into_what_cannot_be() {
+        let m = machine();
+        let (f, p) = (shmem(&m, 512, ShmemMode::Never), process(&m));
+        p.mmap_object(pages(0, 512), SHARED, f, 0).expect("mmap");
+        p.mmap_anon(pages(512, 512), RW).expect("mmap");
+        p.store(page(512), 1).expect("store");
+        for first in [0, 512] {
+            for order in [10, 51, 52, 64, u32::MAX] {
+                let done = p.collapse_to(pages(first, 512), order);
+                assert_eq!(done.map_err(|e| e.errno()), Err("EINVAL"), "{order}");
+            }
+        }
+        let top = VirtRange::units(VirtAddr::new(u64::MAX - 4095), 1, 12).expect("range");
+        assert!(p.collapse(top).is_err());
+        // Holes are passed by at once.
+        let all = VirtRange::new(page(0), A::USER_END - page(0).get()).expect("range");
+        assert_eq!(p.collapse(all).map_err(|e| e.errno()), Err("EINVAL"));
         sound(&m, &[&p]);
     }
 }

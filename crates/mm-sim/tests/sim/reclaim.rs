@@ -104,6 +104,23 @@ fn locked_memory_stays_whoever_asks() {
     sound(&m, &[&p]);
 }
 
+/// A hole ends the call with an error; what lies around it was advised, and may be lost.
+///
+/// Rules: MADV-04.
+#[test]
+fn advice_that_met_a_hole_was_taken() {
+    let m = machine();
+    let p = filled(&m, 32);
+    p.munmap(pages(16, 4)).expect("mapped");
+    assert_eq!(p.madvise_free(pages(0, 32)).map_err(|e| e.errno()), Err("ENOMEM"));
+    sound(&m, &[&p]);
+    // A locked mapping ends it as well, and keeps what it has.
+    let q = filled(&m, 32);
+    q.mlock(pages(16, 8), LockWhen::Now).expect("mapped");
+    assert_eq!(q.madvise_free(pages(0, 32)).map_err(|e| e.errno()), Err("EINVAL"));
+    sound(&m, &[&p, &q]);
+}
+
 /// Reclaim has the folio in hand while its pages are given up: they are clean then, and go
 /// to swap as they are.
 ///

@@ -62,6 +62,10 @@ fn ends(m: M, processes: Vec<P>) {
 fn a_copy_comes_where_nothing_is() {
     let m = machine_of(16);
     let both = MISSING | UffdMode::WP | UffdMode::WP_UNPOPULATED;
+    // Protected for nobody: an event that nobody asked for.
+    let p = anonymous(&m, 4, MISSING);
+    assert_eq!(errno(p.uffd_copy(pages(0, 1), Comes::Protected, word)), "EINVAL");
+    p.exit();
     let p = anonymous(&m, 16, both);
     p.uffd_copy(pages(0, 4), Comes::Plain, word).expect("nothing is there");
     assert_eq!(p.mm().counters().get(RssKind::Anon), 4);
