@@ -28,7 +28,8 @@ use crate::workspace::Workspace;
 /// Options of the `loom` task.
 #[derive(clap::Args, Debug, Clone)]
 pub struct Options {
-    /// Run only tests whose `crate::file::name` contains this.
+    /// Run only tests whose `crate::file::name` contains this; `mm-CRATE` and more builds
+    /// nothing else.
     pub filter: Option<String>,
     /// No bound on preemptions but the models' own, and the ignored tests too.
     #[arg(long, conflicts_with = "preempt")]
@@ -113,8 +114,8 @@ impl Verdict {
 /// Runs the task.
 pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
     let start = Instant::now();
-    let exes = build(ws)?;
-    if exes.is_empty() {
+    let exes = build(ws, o.filter.as_deref())?;
+    if exes.is_empty() && o.filter.is_none() {
         return Ok(Outcome::Skipped("no tests/loom_*.rs in the workspace".into()));
     }
     eprintln!("built {} test binaries in {:.1} s", exes.len(), start.elapsed().as_secs_f64());
@@ -155,8 +156,17 @@ struct Binary {
     exe: PathBuf,
 }
 
-/// Builds every `loom_*` test and returns the binaries.
-fn build(ws: &Workspace) -> Result<Vec<Binary>, Error> {
+/// Whether a test of a binary may have a `crate::file::name` that contains `filter`. What has
+/// a dash begins in the name of a crate; anything else may be part of the name of a test.
+fn may_match(package: &str, target: &str, filter: &str) -> bool {
+    let shown = format!("{package}::{target}::");
+    !filter.contains('-')
+        || shown.contains(filter)
+        || shown.char_indices().any(|(i, _)| filter.starts_with(&shown[i..]))
+}
+
+/// Builds the `loom_*` tests that `filter` leaves and returns the binaries.
+fn build(ws: &Workspace, filter: Option<&str>) -> Result<Vec<Binary>, Error> {
     let mut args = vec![
         "test",
         "--quiet",
@@ -167,7 +177,8 @@ fn build(ws: &Workspace) -> Result<Vec<Binary>, Error> {
     ];
     let mut any = false;
     for p in &ws.packages {
-        for (i, t) in p.loom_tests().enumerate() {
+        let wanted = |t: &&str| filter.is_none_or(|f| may_match(&p.name, t, f));
+        for (i, t) in p.loom_tests().filter(wanted).enumerate() {
             if i == 0 {
                 args.extend(["--package", &p.name]);
             }
@@ -341,6 +352,17 @@ mod tests {
         Command::new("/bin/sh").args(["-c", &format!("exit {code}")]).status().ok()
     }
 
+    #[test]
+    fn a_crate_in_the_filter_leaves_the_others_out() {
+        for filter in ["mm-gup", "-gup::loom_fast", "mm-gup::loom_fast::pin"] {
+            assert!(may_match("mm-gup", "loom_fast", filter));
+            assert!(!may_match("mm-map", "loom_map", filter));
+        }
+        assert!(!may_match("mm-gup", "loom_swap", "mm-gup::loom_fast"));
+        for filter in ["", "swap", "loom_fast", "loom_fast::pin"] {
+            assert!(may_match("mm-map", "loom_map", filter), "{filter} may be in a name");
+        }
+    }
     #[test]
     fn reports_are_found_behind_libtest() {
         let text = "test get_vs_zap ... MODEL a ok bound=2 execs=12 time=1ms\n\
