@@ -6,8 +6,8 @@
 //! device, block layer and system calls cost nothing. So the microseconds that one
 //! I/O saves can be compared with the published ones, the rates cannot.
 
-use super::line::{Line, Published, Side, print};
-use super::request::{Buffer, Op, Request};
+use super::line::{Against, Line, Published, Side, print};
+use super::request::{Buffer, Loops, Op, Request};
 use crate::bed::{Bed, FolioSize};
 use crate::report::{in_turns, progress};
 use mm_gup::GupFlags;
@@ -18,10 +18,13 @@ use std::time::Instant;
 
 /// The buffers of all jobs fit, and folios of all sizes fill it.
 const BYTES: u64 = 16 << 20;
-const TITLE: [&str; 4] = [
+/// Reference loops in one measurement.
+const LOOPS: usize = 64;
+const TITLE: [&str; 5] = [
     "Pin share of O_DIRECT reads (a user of patch series 002): pin and unpin of one block, µs per I/O.",
     "No device, no block layer, no system calls: compare what one I/O saves, not the rate.",
     "Published: fio on a null block device, buffers in 64k folios. Saved: µs per I/O, ours and theirs.",
+    "`/loop`: multiple of the reference loop, same run, which takes a block and does not give it back.",
     "runs: best with folio runs as its output instead of one entry per page.",
 ];
 
@@ -93,12 +96,23 @@ impl Job {
         }
         Ok(start.elapsed().as_secs_f64() * 1e6 / self.ios() as f64)
     }
+    /// Microseconds per I/O of a reference loop over all blocks in flight: a mean of several,
+    /// each of which is short.
+    fn reference(self, mut time: impl FnMut() -> Result<f64, String>) -> Result<f64, String> {
+        let us: f64 = (0..LOOPS).map(|_| time()).sum::<Result<_, _>>()?;
+        Ok(us / (LOOPS * self.depth()) as f64)
+    }
 }
 
 fn measure(bed: &Bed<()>, size: FolioSize, job: Job, rounds: usize) -> Result<Vec<Line>, String> {
     let mut buffers: Vec<_> = (0..job.depth()).map(|_| Buffer::new(job.block_pages())).collect();
     let all = Request::fast(Op::Pin, GupFlags::WRITE);
-    let [before, series, best, runs] = in_turns(rounds, |i| job.run(bed, &all[i].1, &mut buffers))?;
+    let mut loops = Loops::new(job.block_pages() * job.depth(), size, Op::Pin);
+    let [before, series, best, runs, matching, per_page] = in_turns(rounds, |i| match i {
+        4 => job.reference(|| loops.matching()),
+        5 => job.reference(|| loops.per_page()),
+        i => job.run(bed, &all[i].1, &mut buffers),
+    })?;
     let block = &mut buffers[0];
     let before = Side::new(&all[0], before, bed, block)?;
     let series = Side::new(&all[1], series, bed, block)?;
@@ -117,7 +131,7 @@ fn measure(bed: &Bed<()>, size: FolioSize, job: Job, rounds: usize) -> Result<Ve
         before: before.clone(),
         after,
         published,
-        against: None,
+        against: Against { matching, per_page },
     };
     let (rates, saving) = (job.published(size), job.published_saving(size));
     Ok(vec![

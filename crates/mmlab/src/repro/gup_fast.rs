@@ -64,7 +64,7 @@ fn measure(bed: &Bed<()>, size: FolioSize, op: Op, rounds: usize) -> Result<Vec<
         before: before.clone(),
         after,
         published,
-        against: Some(Against { matching, per_page }),
+        against: Against { matching, per_page },
         more: vec![("output", json!(output))],
     };
     Ok(vec![

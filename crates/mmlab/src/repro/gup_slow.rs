@@ -75,7 +75,7 @@ fn measure(bed: &Bed<()>, size: FolioSize, rounds: usize) -> Result<[Vec<Line>; 
         before: before.clone(),
         after,
         published,
-        against: Some(Against { matching, per_page }),
+        against: Against { matching, per_page },
         more: vec![("series", Value::from(series)), ("output", json!(output))],
     };
     Ok([

@@ -95,7 +95,7 @@ pub struct Line {
     pub before: Side,
     pub after: Side,
     pub published: Published,
-    pub against: Option<Against>,
+    pub against: Against,
     /// What only this table has: its keys and values in JSON.
     pub more: Vec<(&'static str, Value)>,
 }
@@ -125,11 +125,9 @@ impl Line {
             "after_spread_us": [self.after.us.low, self.after.us.high],
             "counts_before": self.before.counts,
             "counts_after": self.after.counts,
+            "reference_us": self.against.matching.median,
+            "reference_per_page_us": self.against.per_page.median,
         });
-        if let Some(against) = &self.against {
-            line["reference_us"] = json!(against.matching.median);
-            line["reference_per_page_us"] = json!(against.per_page.median);
-        }
         for (key, value) in &self.more {
             line[*key] = value.clone();
         }
@@ -139,7 +137,7 @@ impl Line {
     /// The multiple of the reference loop that each side took. A leaf is one step
     /// to the per-page side, too.
     fn multiples(&self) -> [String; 2] {
-        let Some(a) = &self.against else { return [String::new(), String::new()] };
+        let a = &self.against;
         let before = if self.size == FolioSize::M2Pmd { a.matching } else { a.per_page };
         let multiple = |side: &Side, of: Spread| format!("{:.2}", side.us.median / of.median);
         [multiple(&self.before, before), multiple(&self.after, a.matching)]
@@ -162,9 +160,7 @@ impl Line {
             self.published.cell(),
             published_ratio,
         ];
-        if self.against.is_some() {
-            cells.extend(self.multiples());
-        }
+        cells.extend(self.multiples());
         cells.extend(["grabs", "atomics", "locks"].map(change));
         let value = |key: &&str| self.more.iter().find(|(k, _)| k == key).map(|(_, v)| v);
         cells.extend(more.iter().map(|key| match value(key) {
@@ -194,10 +190,7 @@ pub fn print(table: &str, title: &[&str], lines: &[Line], more: &[(&str, &str)],
         "published",
         "ratio",
     ];
-    if lines.iter().any(|line| line.against.is_some()) {
-        header.extend(["before/loop", "after/loop"]);
-    }
-    header.extend(["grabs", "atomics", "locks"]);
+    header.extend(["before/loop", "after/loop", "grabs", "atomics", "locks"]);
     header.extend(more.iter().map(|(_, header)| header));
     let keys: Vec<&str> = more.iter().map(|(key, _)| *key).collect();
     say(right_aligned(&header, 3, lines.iter().map(|line| line.cells(&keys)).collect()));
@@ -220,7 +213,7 @@ mod tests {
             before: side("a", 100.0, 16),
             after: side("b", 20.0, 2),
             published: Published::Us(&[50.0, 40.0], &[10.0]),
-            against: Some(Against { matching: of(10.0), per_page: of(80.0) }),
+            against: Against { matching: of(10.0), per_page: of(80.0) },
             more: vec![("block", json!("1m"))],
         }
     }
@@ -232,6 +225,7 @@ mod tests {
             (&j["table"], &j["row"], &j["block"]),
             (&json!("t"), &json!("64k"), &json!("1m"))
         );
+        assert_eq!((&j["reference_us"], &j["reference_per_page_us"]), (&json!(10.0), &json!(80.0)));
         assert_eq!((&j["ratio"], &j["published_ratio"]), (&json!(5.0), &json!(4.0)));
         let cells = line().cells(&["block"]);
         assert_eq!(

@@ -3,8 +3,8 @@
 //! A registration pins its whole buffer for long in one call. What io_uring does
 //! with the pages afterwards is not simulated.
 
-use super::line::{Line, Published, Side, print};
-use super::request::{Buffer, Op, Request};
+use super::line::{Against, Line, Published, Side, print};
+use super::request::{Buffer, Loops, Op, Request};
 use crate::bed::{Bed, FolioSize};
 use crate::report::{in_turns, progress};
 use mm_gup::GupFlags;
@@ -13,9 +13,10 @@ use mm_vma::VmaFlags;
 use serde_json::json;
 
 const BYTES: u64 = 1 << 30;
-const TITLE: [&str; 3] = [
+const TITLE: [&str; 4] = [
     "Pin share of IORING_REGISTER_BUFFERS, 1 GiB in one registration (a user of patch series 002).",
     "Published: the whole system call. Ours: its long-term pins alone; medians in µs (10th..90th percentile).",
+    "`/loop`: multiple of the reference loop, same run, as in the table of GUP-fast.",
     "runs: best with folio runs as its output instead of one entry per page.",
 ];
 
@@ -32,7 +33,12 @@ const fn published(size: FolioSize) -> Published {
 fn measure(bed: &Bed<()>, size: FolioSize, rounds: usize) -> Result<Vec<Line>, String> {
     let mut buffer = Buffer::new(bed.nr_pages());
     let all = Request::fast(Op::Pin, GupFlags::WRITE | GupFlags::LONGTERM);
-    let [before, series, best, runs] = in_turns(rounds, |i| all[i].1.time(bed, &mut buffer))?;
+    let mut loops = Loops::new(bed.nr_pages(), size, Op::Pin);
+    let [before, series, best, runs, matching, per_page] = in_turns(rounds, |i| match i {
+        4 => loops.matching(),
+        5 => loops.per_page(),
+        i => all[i].1.time(bed, &mut buffer),
+    })?;
     let before = Side::new(&all[0], before, bed, &mut buffer)?;
     let series = Side::new(&all[1], series, bed, &mut buffer)?;
     let best = Side::new(&all[2], best, bed, &mut buffer)?;
@@ -43,7 +49,7 @@ fn measure(bed: &Bed<()>, size: FolioSize, rounds: usize) -> Result<Vec<Line>, S
         before: before.clone(),
         after,
         published,
-        against: None,
+        against: Against { matching, per_page },
         more: vec![("share", json!("pin"))],
     };
     Ok(vec![

@@ -244,14 +244,15 @@ pub struct Loops {
 }
 
 impl Loops {
-    /// For `nr` pages in folios of `size`.
+    /// For `nr` pages, a power of two, in folios of `size`, or one that is larger.
     pub fn new(nr: usize, size: FolioSize, op: Op) -> Self {
         let matching = match size {
             FolioSize::Small => Loop::PerPage,
             FolioSize::M2Pmd => Loop::Leaf,
             _ => Loop::Run,
         };
-        Loops { reference: Reference::new(nr, 1 << size.order()), raw: vec![0; nr], op, matching }
+        let reference = Reference::new(nr, nr.min(1 << size.order()));
+        Loops { reference, raw: vec![0; nr], op, matching }
     }
     /// Microseconds of the loop that does in runs what the folios allow.
     pub fn matching(&mut self) -> Result<f64, String> {
