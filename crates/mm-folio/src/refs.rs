@@ -336,7 +336,8 @@ impl<F: FolioSpace> MemMap<F> {
                 // Before the references: a count of pins never outlives the
                 // folio (rule PIN-09). Release: our accesses to the pages come
                 // before a sharer's that saw no pin.
-                folio.pins_word().fetch_sub(u64::from(n), ord!("folio.unpin", Release));
+                let old = folio.pins_word().fetch_sub(u64::from(n), ord!("folio.unpin", Release));
+                debug_assert!(old as u32 >= n, "{n} pins dropped of {}", old as u32);
             } else {
                 units = n.wrapping_mul(PIN_BIAS);
             }

@@ -66,7 +66,43 @@ pub trait FolioSource: Sync {
     }
 }
 
-/// Access to the content of frames.
+/// Access to the content of frames. Called with locks held, those of page tables too.
+///
+/// # Example
+///
+/// ```
+/// use mm_arch::Pfn;
+/// use mm_folio::FrameBytes;
+/// use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+///
+/// /// Frames of 4 KiB. Others store to them meanwhile, so the words are atomic.
+/// struct Frames(Vec<[AtomicU64; 512]>);
+///
+/// impl FrameBytes for Frames {
+///     fn zero(&self, pfn: Pfn, nr_pages: u64) {
+///         for page in 0..nr_pages {
+///             (0..512).for_each(|word| self.store(pfn.add(page), word * 8, 0));
+///         }
+///     }
+///     fn copy(&self, dst: Pfn, src: Pfn) {
+///         (0..512).for_each(|word| self.store(dst, word * 8, self.load(src, word * 8)));
+///     }
+///     fn is_zero(&self, pfn: Pfn) -> bool {
+///         (0..512).all(|word| self.load(pfn, word * 8) == 0)
+///     }
+///     fn load(&self, pfn: Pfn, offset: usize) -> u64 {
+///         self.0[pfn.get() as usize][offset / 8].load(Relaxed)
+///     }
+///     fn store(&self, pfn: Pfn, offset: usize, value: u64) {
+///         self.0[pfn.get() as usize][offset / 8].store(value, Relaxed);
+///     }
+/// }
+///
+/// let frames = Frames((0..2).map(|_| [const { AtomicU64::new(0) }; 512]).collect());
+/// frames.store(Pfn::new(0), 8, 7);
+/// frames.copy(Pfn::new(1), Pfn::new(0));
+/// assert!(frames.load(Pfn::new(1), 8) == 7 && !frames.is_zero(Pfn::new(1)));
+/// ```
 pub trait FrameBytes: Sync {
     /// Fills `nr_pages` frames from `pfn` on with zeros.
     fn zero(&self, pfn: Pfn, nr_pages: u64);

@@ -48,7 +48,35 @@ pub enum Resolved<'m, P: Platform> {
     Failed(MmRead<'m, P>, FaultError),
 }
 
-/// Resolves one fault. Implemented by whoever has the fault code.
+/// Resolves one fault. Implemented by whoever has the fault code. Called with no lock held but
+/// the read side of the mmap lock, which `vmas` is. What goes back is that guard and no other:
+/// GUP panics when it walks with a guard of another space.
+///
+/// # Example
+///
+/// ```
+/// use mm_arch::VirtAddr;
+/// use mm_gup::{FaultError, FaultHandler, GupFault, Resolved};
+/// use mm_vma::{MmRead, Platform};
+///
+/// /// Has loads resolved by a function, and refuses stores.
+/// struct ReadOnly<F>(F);
+///
+/// impl<P: Platform, F: Fn(&MmRead<'_, P>, VirtAddr) -> bool> FaultHandler<P> for ReadOnly<F> {
+///     fn resolve<'m>(
+///         &self,
+///         vmas: MmRead<'m, P>,
+///         va: VirtAddr,
+///         fault: GupFault,
+///     ) -> Resolved<'m, P> {
+///         if !fault.contains(GupFault::WRITE) && (self.0)(&vmas, va) {
+///             Resolved::Done(vmas)
+///         } else {
+///             Resolved::Failed(vmas, FaultError::Signal)
+///         }
+///     }
+/// }
+/// ```
 pub trait FaultHandler<P: Platform> {
     /// Resolves the fault at `va`; consumes the guard.
     fn resolve<'m>(&self, vmas: MmRead<'m, P>, va: VirtAddr, fault: GupFault) -> Resolved<'m, P>;

@@ -16,6 +16,25 @@ pub enum MigrateError {
 }
 
 /// Moves folios to memory that a pin may hold for ever (rules LT-02, LT-03).
+///
+/// # Example
+///
+/// ```
+/// use mm_folio::{FolioRef, Get};
+/// use mm_gup::{MigrateError, Migrator};
+/// use mm_vma::Platform;
+///
+/// /// Moves folios by a function, which says whether it did.
+/// struct Each<F>(F);
+///
+/// impl<P: Platform, F: Fn(FolioRef<'_, P, Get>) -> bool> Migrator<P> for Each<F> {
+///     fn migrate(&self, folios: Vec<FolioRef<'_, P, Get>>) -> Result<(), MigrateError> {
+///         // One that stays is asked for again, as long as others go.
+///         let moved = folios.into_iter().filter_map(|own| (self.0)(own).then_some(())).count();
+///         if moved > 0 { Ok(()) } else { Err(MigrateError::NoMemory) }
+///     }
+/// }
+/// ```
 pub trait Migrator<P: Platform> {
     /// Moves `folios` and leaves the page tables so that a walk or a fault finds the new
     /// places. A reference of each is handed over; GUP holds no other and no lock.

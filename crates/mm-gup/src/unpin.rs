@@ -1,4 +1,5 @@
-//! Giving pages back.
+//! Giving pages back. All of it panics for a frame that is not of the map, and in debug builds
+//! where more is given back than there is.
 
 use alloc::vec::Vec;
 use mm_arch::Pfn;

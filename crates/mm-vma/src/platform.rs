@@ -96,6 +96,9 @@ pub enum Event {
 
 /// Hears of events. `()` hears nothing and costs nothing.
 ///
+/// Called with locks held, those of page tables too: it takes none that others hold while they
+/// take these, and asks nothing of the space that the event is about.
+///
 /// # Example
 ///
 /// ```
@@ -123,7 +126,24 @@ impl Observer for () {
     fn event(&self, _: Event, _: u64) {}
 }
 
-/// Whether the current task should give up. `()` never does.
+/// Whether the current task should give up. `()` never does. Called without page-table locks.
+///
+/// # Example
+///
+/// ```
+/// use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+/// use mm_vma::Interrupt;
+/// struct Task {
+///     killed: AtomicBool,
+/// }
+/// impl Interrupt for Task {
+///     fn is_fatal_signal_pending(&self) -> bool {
+///         self.killed.load(Relaxed)
+///     }
+/// }
+/// let task = Task { killed: AtomicBool::new(true) };
+/// assert!(task.is_signal_pending(), "a fatal signal is one");
+/// ```
 pub trait Interrupt: Send + Sync {
     /// A fatal signal is pending.
     fn is_fatal_signal_pending(&self) -> bool;

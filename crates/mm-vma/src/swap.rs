@@ -68,7 +68,38 @@ impl fmt::Display for SwapIoError {
 }
 impl core::error::Error for SwapIoError {}
 
-/// The swap devices of a machine: its slots, and how pages get there and back.
+/// The swap devices of a machine: its slots, and how pages get there and back. Pages are read
+/// and written without page-table locks, but with the folio locked.
+///
+/// # Example
+///
+/// A machine without swap:
+///
+/// ```
+/// use mm_arch::{Pfn, SwapSlot};
+/// use mm_sync::DefaultLock;
+/// use mm_vma::{SwapIoError, SwapSlots, SwapSpace};
+/// struct NoSwap(SwapSlots<DefaultLock>);
+/// impl SwapSpace for NoSwap {
+///     type Lock = DefaultLock;
+///     fn slots(&self) -> &SwapSlots<DefaultLock> {
+///         &self.0
+///     }
+///     fn read(&self, slot: SwapSlot, _: Pfn) -> Result<(), SwapIoError> {
+///         Err(SwapIoError { slot })
+///     }
+///     fn write(&self, slot: SwapSlot, _: Pfn) -> Result<(), SwapIoError> {
+///         Err(SwapIoError { slot })
+///     }
+///     fn is_synchronous(&self, _: u8) -> bool {
+///         true
+///     }
+///     fn needs_stable_pages(&self, _: u8) -> bool {
+///         false
+///     }
+/// }
+/// assert_eq!(NoSwap(SwapSlots::new()).slots().nr_free(), 0);
+/// ```
 pub trait SwapSpace: Send + Sync {
     /// The lock of the slots.
     type Lock: RawLock;
