@@ -42,7 +42,7 @@ impl Random {
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1).map(|a| a.parse::<u64>());
-    let (Ok(count), Ok(first)) = (args.next().unwrap_or(Ok(20)), args.next().unwrap_or(Ok(0)))
+    let (Ok(count), Ok(first)) = (args.next().unwrap_or(Ok(5)), args.next().unwrap_or(Ok(0)))
     else {
         eprintln!("random_scenarios [COUNT [FIRST SEED]]");
         return ExitCode::from(2);
