@@ -290,6 +290,13 @@ impl<'m, P: ReclaimPlatform> Advised<'_, 'm, P> {
         if !clean_folio(self.vmas.mm().platform(), folio, folio.nr_pages()) {
             return;
         }
+        let mut entries = run.first()..run.first() + run.nr();
+        // Others may have it without having stored to it: it came back from swap and has no
+        // copy there. A dirty entry is what speaks for them, and they got theirs from here.
+        let alone = folio.mapcount() as usize == run.nr();
+        if !alone && !entries.all(|i| table.get(i).is_dirty()) {
+            return;
+        }
         let (young, dirty) = (run.any_young(), run.any_dirty());
         if young || dirty {
             let (mut i, end) = (run.first(), run.first() + run.nr());

@@ -147,3 +147,31 @@ fn what_is_given_up_while_it_is_isolated_is_not_lost_dirt() {
     assert!((0..16).all(|i| p.load(page(i)) == Ok(100 + i)));
     sound(&m, &[&p]);
 }
+
+/// What came back from swap has no copy left there, and its entries are clean: a child counts
+/// on it all the same when its parent gives it up.
+///
+/// Rules: MADV-04, FOLIO-45.
+#[test]
+fn what_a_child_shares_is_not_its_parents_to_give_up() {
+    for preset in Preset::ALL {
+        let m = machine_under(32, *preset);
+        m.host().swap().add::<A>(SLOTS).expect("room");
+        let p = filled(&m, 32);
+        p.madvise_pageout(pages(0, 32)).expect("mapped");
+        assert!((0..32).all(|i| p.load(page(i)) == Ok(100 + i)));
+        // One page of a folio that is dirty speaks for itself alone.
+        p.store(page(16), 116).expect("store");
+        let child = p.fork().expect("fork");
+        p.madvise_free(pages(0, 32)).expect("mapped");
+        sound(&m, &[&p, &child]);
+        child.munmap(pages(16, 1)).expect("mapped");
+        drop(p);
+        child.madvise_pageout(pages(0, 16)).expect("mapped");
+        child.madvise_pageout(pages(17, 15)).expect("mapped");
+        let kept = |i: &u64| child.load(page(*i)) == Ok(100 + i);
+        let lost: Vec<u64> = (0..32).filter(|i| *i != 16 && !kept(i)).collect();
+        assert!(lost.is_empty(), "{}: {lost:?}", preset.name());
+        sound(&m, &[&child]);
+    }
+}
