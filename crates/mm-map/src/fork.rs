@@ -312,10 +312,17 @@ fn copy_present<'m, B: Strategy, P: RmapPlatform>(
     rss.add(RssKind::of(folio), n.get().into());
     let writable = e.is_writable(Level::Pte)
         || (B::ON && run.any_writable() && !mm_sync::mutant!("map.fork.write_of_head"));
+    let mut shared = e;
     if copy.parent_vma.is_cow() && writable && !mm_sync::mutant!("map.fork.no_wrprotect") {
         src.wrprotect(i, run.nr(), owed);
+        // Hardware could store until here. The child shares what it stored, and its own
+        // entry is all that speaks for it once the parent gives the page up.
+        let mut stored = (0..run.nr()).map(|k| src.get(i + k).is_dirty());
+        if !e.is_dirty() && stored.any(|dirty| dirty) && !mm_sync::mutant!("map.fork.early_dirt") {
+            shared = e.mkdirty();
+        }
     }
-    dst.fill(i, run.nr(), child_entry(copy, e, Level::Pte));
+    dst.fill(i, run.nr(), child_entry(copy, shared, Level::Pte));
     Ok(Step::Done(run.nr()))
 }
 
@@ -515,7 +522,7 @@ fn copy_locked_pmd<P: RmapPlatform>(
     owed: &mut Flush<'_, <P as TableSpace>::Tlb>,
 ) -> Result<Leaf, ForkError> {
     let (parent, child) = (copy.parent, copy.child);
-    let e = src.entry();
+    let mut e = src.entry();
     let va = src.at().va;
     let mut fresh = child.tables().tlb().obligation();
     let entry = if !e.is_leaf(Level::Pmd) {
@@ -551,6 +558,9 @@ fn copy_locked_pmd<P: RmapPlatform>(
             child.counters().add(RssKind::Anon, pmd_pages::<P>());
             if copy.parent_vma.is_cow() && e.is_writable(Level::Pmd) {
                 src.wrprotect(owed);
+                if src.entry().is_dirty() && !mm_sync::mutant!("map.fork.early_dirt") {
+                    e = e.mkdirty();
+                }
             }
         }
         child_entry(copy, e, Level::Pmd)
