@@ -36,7 +36,9 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
     print!("{text}");
     eprint!("{}", String::from_utf8_lossy(&out.stderr));
     if !out.status.success() {
-        return Ok(Outcome::Failed(text.lines().last().unwrap_or("no output").to_owned()));
+        // What an audit found follows in lines of its own.
+        let failed = text.lines().find(|l| l.contains("failed")).or(text.lines().last());
+        return Ok(Outcome::Failed(failed.unwrap_or("no output").to_owned()));
     }
     let broken = stress(ws, &[&planted, seed.as_deref().unwrap_or("1"), "flushes"])?;
     if broken.status.success() {

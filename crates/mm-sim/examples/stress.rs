@@ -57,7 +57,9 @@ fn round<A: Arch>(seed: u64, plant: Plant, sum: &mut Sum) -> Result<(), String> 
     let config = MachineConfig { bytes: 32 << 20, cpus: THREADS, ..MachineConfig::default() };
     let machine = Machine::<A>::new(config, policy).map_err(|e| e.to_string())?;
     let host = machine.host();
-    host.swap().add::<A>(4096).map_err(|e| e.to_string())?;
+    // Less than there is to swap, now and then.
+    let slots = if random.below(3) == 0 { 512 } else { 4096 };
+    host.swap().add::<A>(slots).map_err(|e| e.to_string())?;
     host.swap().set_asynchronous(random.below(2) == 0);
     host.cpus().plant(plant);
 
@@ -74,6 +76,7 @@ fn round<A: Arch>(seed: u64, plant: Plant, sum: &mut Sum) -> Result<(), String> 
         processes.push(process);
     }
 
+    let named = |why| format!("{}, {}: {why}", preset.name(), std::any::type_name::<A>());
     let workers: Vec<Result<Worker<'_, A>, String>> = std::thread::scope(|threads| {
         let (processes, objects) = (&processes[..], &objects[..]);
         let started: Vec<_> = (0..THREADS)
@@ -93,13 +96,13 @@ fn round<A: Arch>(seed: u64, plant: Plant, sum: &mut Sum) -> Result<(), String> 
         ended.collect()
     });
     for worker in workers {
-        let worker = worker?.check_all()?;
+        let worker = worker.and_then(Worker::check_all).map_err(named)?;
         (sum.pins, sum.forks) = (sum.pins + worker.pins, sum.forks + worker.forks);
     }
     machine.settle();
     let found = audit(&machine, &processes, []);
     if !found.is_empty() {
-        return Err(format!("audit: {found:?}"));
+        return Err(named(format!("audit: {found:#?}")));
     }
     let events = host.events().ok_or("nothing is counted")?;
     sum.unmapped += events.entries_unmapped.get();
@@ -111,7 +114,7 @@ fn round<A: Arch>(seed: u64, plant: Plant, sum: &mut Sum) -> Result<(), String> 
     drop(objects);
     machine.settle();
     let found = leaks(&machine);
-    if found.is_empty() { Ok(()) } else { Err(format!("leaks: {found:?}")) }
+    if found.is_empty() { Ok(()) } else { Err(named(format!("leaks: {found:#?}"))) }
 }
 
 fn arguments() -> Option<(Duration, u64, Plant)> {
@@ -159,7 +162,8 @@ fn main() -> ExitCode {
             round::<Arm64<Granule4K>>(seed, plant, &mut sum)
         };
         if let Err(why) = result {
-            println!("the round of seed {seed} failed: {why}");
+            let seconds = begun.elapsed().as_secs();
+            println!("after {seconds} s, seed {first}: the round of seed {seed} failed: {why}");
             return ExitCode::FAILURE;
         }
         done.fetch_add(1, Relaxed);

@@ -6,17 +6,20 @@
 //! from now can be made to fail.
 //!
 //! Each frame has a word that says what it is used for, how often it was given
-//! back (its *generation*), and whether somebody stored to it. A translation
+//! back (its *generation*), and whether somebody stored to it. Beside it is noted which
+//! address spaces gave the content up (`MADV_FREE`): it may be lost as far as they are
+//! concerned, until the next store. A translation
 //! cache remembers the generation: a later access through it to a frame that
 //! was given back in between is a missing flush (rule INV-9).
 
 use crate::Ram;
 use crate::ram::POISON;
 use buddy_system_allocator::FrameAllocator;
-use mm_arch::Pfn;
+use mm_arch::{Pfn, SpaceId};
 use mm_folio::{AllocError, Effort, FolioFlags, FolioSource, FrameBytes, MAX_ORDERS};
 use mm_reclaim::Lru;
 use mm_sync::{DefaultLock, Mutex};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -31,12 +34,14 @@ pub enum FrameUse {
     Table,
 }
 
-// The word of a frame: use in two bits, one bit for "stored to", generation.
+// The word of a frame: use in two bits, one bit for "stored to", one for "given up by
+// somebody", generation.
 const USE: u32 = 3;
 const FOLIO: u32 = 1;
 const TABLE: u32 = 2;
 const STORED: u32 = 1 << 2;
-const GENERATION: u32 = 1 << 3;
+const GIVEN_UP: u32 = 1 << 3;
+const GENERATION: u32 = 1 << 4;
 
 /// The frames of a machine.
 #[derive(Debug)]
@@ -45,6 +50,8 @@ pub struct Frames {
     /// The first frame of far memory.
     far: Pfn,
     words: Vec<AtomicU32>,
+    /// The address spaces that gave a frame up, of those with the bit for it.
+    given_up: Mutex<DefaultLock, BTreeMap<Pfn, BTreeSet<SpaceId>>>,
     buddy: Mutex<DefaultLock, Buddy>,
     /// Allocations that succeed before one fails; `u64::MAX`: none fails.
     fail_after: AtomicU64,
@@ -83,6 +90,7 @@ impl Frames {
         Frames {
             far: Pfn::new(far as u64),
             words: (0..nr).map(|_| AtomicU32::new(0)).collect(),
+            given_up: Mutex::new(BTreeMap::new()),
             buddy: Mutex::new(buddy),
             fail_after: AtomicU64::new(u64::MAX),
             nr_asked: AtomicU64::new(0),
@@ -141,7 +149,8 @@ impl Frames {
     /// A CPU stored to the frame.
     pub(crate) fn set_stored(&self, pfn: Pfn) {
         let word = self.word(pfn);
-        if word.load(Relaxed) & STORED == 0 {
+        if word.load(Relaxed) & (STORED | GIVEN_UP) != STORED {
+            self.want_again(pfn);
             word.fetch_or(STORED, Relaxed);
         }
     }
@@ -153,6 +162,41 @@ impl Frames {
     /// What was stored to the frame is somewhere else as well by now.
     pub(crate) fn clear_stored(&self, pfn: Pfn) {
         self.word(pfn).fetch_and(!STORED, Relaxed);
+    }
+
+    /// An address space does not need what the frame holds, until it is stored to again.
+    pub(crate) fn give_up(&self, pfn: Pfn, space: SpaceId) {
+        let mut given_up = self.given_up.lock();
+        given_up.entry(pfn).or_default().insert(space);
+        self.word(pfn).fetch_or(GIVEN_UP, Relaxed);
+    }
+    /// Whether an address space gave up what the frame holds.
+    pub fn is_given_up(&self, pfn: Pfn, space: SpaceId) -> bool {
+        self.given_up_by(pfn).contains(&space)
+    }
+    /// The address spaces that gave up what the frame holds.
+    pub fn given_up_by(&self, pfn: Pfn) -> BTreeSet<SpaceId> {
+        if self.word(pfn).load(Relaxed) & GIVEN_UP == 0 {
+            return BTreeSet::new();
+        }
+        self.given_up.lock().get(&pfn).cloned().unwrap_or_default()
+    }
+    /// What `parent` gave up, `child` does not need either: it got it from there.
+    pub(crate) fn inherit_given_up(&self, parent: SpaceId, child: SpaceId) {
+        for spaces in self.given_up.lock().values_mut() {
+            if spaces.contains(&parent) {
+                spaces.insert(child);
+            }
+        }
+    }
+    /// Everybody needs what the frame holds from now on.
+    fn want_again(&self, pfn: Pfn) {
+        let word = self.word(pfn);
+        if word.load(Relaxed) & GIVEN_UP != 0 {
+            let mut given_up = self.given_up.lock();
+            given_up.remove(&pfn);
+            word.fetch_and(!GIVEN_UP, Relaxed);
+        }
     }
 
     fn take(&self, order: u32, used_for: u32) -> Result<Pfn, AllocError> {
@@ -179,6 +223,7 @@ impl Frames {
             let pfn = head.add(i);
             let word = self.word(pfn);
             debug_assert_ne!(word.load(Relaxed) & USE, 0, "{pfn} was given back twice");
+            self.want_again(pfn);
             let old = word.load(Relaxed);
             word.store((old & !(USE | STORED)).wrapping_add(GENERATION), Relaxed);
             if self.poison.load(Relaxed) {
@@ -222,6 +267,10 @@ impl FrameBytes for Frames {
     fn copy(&self, dst: Pfn, src: Pfn) {
         for (d, s) in self.ram.words(dst).iter().zip(self.ram.words(src)) {
             d.store(s.load(Relaxed), Relaxed);
+        }
+        // A page that moves is as much wanted as before.
+        for space in self.given_up_by(src) {
+            self.give_up(dst, space);
         }
     }
     fn is_zero(&self, pfn: Pfn) -> bool {

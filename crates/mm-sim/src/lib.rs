@@ -96,7 +96,7 @@ mod scan;
 mod syscalls;
 mod tables;
 
-pub use audit::{AuditViolation, Shadow, ShadowPin, Spot, audit, leaks};
+pub use audit::{AuditViolation, Shadow, ShadowPin, Spot, Undirtied, audit, leaks};
 pub use cpu::{CpuAccess, CpuViolation, Cpus, FlushCounts, PageFault, Plant};
 pub use device::{File, FileError, Object, Shmem, ShmemKind, Swap};
 pub use epochs::ThreadHandles;

@@ -3,6 +3,7 @@
 use mm_arch::{Arch, Rights, VirtAddr, VirtRange};
 use mm_folio::{FolioRef, Get};
 use mm_gup::GupFlags;
+use mm_map::{Advice, LockWhen};
 use mm_reclaim::{LruList, Passed, ReclaimOf, ReclaimPlatform, Shrink, shrink_folios};
 use mm_sim::{AccessError, EventCounts, Host, Object, Pinned, Process};
 use mm_vma::{Platform, VmaFlags};
@@ -88,6 +89,8 @@ struct Word {
 struct Child<A: Arch> {
     process: Process<A>,
     anon: Vec<Word>,
+    /// What the parent gives up later is the child's as before.
+    free: Vec<Word>,
 }
 
 pub struct Worker<'m, A: Arch> {
@@ -140,7 +143,7 @@ impl<'m, A: Arch> Worker<'m, A> {
 
     /// Does something.
     pub fn operate(&mut self) -> Result<(), String> {
-        match self.random.below(24) {
+        match self.random.below(26) {
             0..6 => self.access(Region::Anon),
             6..8 => self.access(Region::File),
             8..10 => self.access(Region::Shmem),
@@ -153,7 +156,9 @@ impl<'m, A: Arch> Worker<'m, A> {
             16 => self.write_file(),
             17 => self.protect(),
             18 => self.map_anew(),
-            19 | 20 => {
+            19 => self.drop_now(),
+            20 => self.keep(),
+            21 | 22 => {
                 self.shrink();
                 Ok(())
             }
@@ -188,6 +193,26 @@ impl<'m, A: Arch> Worker<'m, A> {
             self.word(Region::Free, page).or_zero = true;
         }
         Ok(())
+    }
+
+    /// What is dropped at once reads as zero.
+    fn drop_now(&mut self) -> Result<(), String> {
+        let (first, nr) = self.random.pages(8);
+        let range = Region::Free.range((first, nr));
+        self.own().madvise(range, Advice::DontNeed).map_err(|e| format!("DONTNEED: {e}"))?;
+        for page in first..first + nr {
+            *self.word(Region::Free, page) = Word::default();
+        }
+        self.check(Region::Free, first)
+    }
+    /// Keeps pages in memory for a while.
+    fn keep(&mut self) -> Result<(), String> {
+        let (first, nr) = self.random.pages(16);
+        let range = Region::Anon.range((first, nr));
+        // There may be no memory for all of them.
+        let _ = self.own().mlock(range, LockWhen::Now);
+        self.check(Region::Anon, first)?;
+        self.own().munlock(range).map_err(|e| format!("munlock: {e}"))
     }
 
     /// A device takes pages and writes to them.
@@ -246,14 +271,17 @@ impl<'m, A: Arch> Worker<'m, A> {
             // The parent's is another one.
             self.check(Region::Anon, page)?;
         }
-        self.children.push(Child { process, anon });
+        let free = self.words[Region::Free as usize].clone();
+        self.children.push(Child { process, anon, free });
         Ok(())
     }
     fn forget_child(&mut self) -> Result<(), String> {
         let Some(child) = self.children.pop() else { return Ok(()) };
-        for (page, word) in (0..PAGES).zip(&child.anon) {
-            let at = self.at(Region::Anon, page);
-            expect(&child.process, at, *word).map_err(|e| format!("an old child: {e}"))?;
+        for (region, words) in [(Region::Anon, &child.anon), (Region::Free, &child.free)] {
+            for (page, word) in (0..PAGES).zip(words) {
+                let at = self.at(region, page);
+                expect(&child.process, at, *word).map_err(|e| format!("an old child: {e}"))?;
+            }
         }
         Ok(())
     }
@@ -321,6 +349,10 @@ impl<'m, A: Arch> Worker<'m, A> {
             LruList::ActiveFile,
         ];
         let list = lists[self.random.below(4) as usize];
+        if self.random.below(8) == 0 {
+            // What cannot be written stays.
+            host.swap().fail_write_after(Some(self.random.below(16)));
+        }
         let nr = 1 + self.random.below(64);
         let mut isolated: Vec<FolioRef<'_, Host<A>, Get>> = Vec::new();
         host.lru().isolate(

@@ -10,7 +10,7 @@
 //! | counts | references, map counts, pins, exclusive marks against the entries | INV-1..5, INV-7, INV-8 |
 //! | counters | RSS counters against the entries | INV-6 |
 //! | rights | entries that allow more than their mapping, or are in none | INV-2, INV-10 |
-//! | dirt | stored pages that no entry and no folio calls dirty | ACC-05, ACC-15 |
+//! | dirt | stored pages that no entry and no folio calls dirty, and that nobody gave up | ACC-05, ACC-15, FOLIO-45 |
 //! | caches | translations of freed frames and tables, or wider than the entry | INV-9 |
 //! | tables | entry counts, and tables that nobody links | |
 //! | trees | pages that the reverse map would not find | RMAP-27..29 |
@@ -21,6 +21,7 @@
 //! | content | words that are not what was stored ([`Shadow`]) | |
 //! | leaks | frames that did not come back ([`leaks`]) | |
 
+mod dirt;
 mod shadow;
 mod state;
 
@@ -29,9 +30,38 @@ pub use state::{audit, leaks};
 
 use crate::CpuViolation;
 use mm_arch::{Level, Pfn, SpaceId, SwapSlot, TableFrame, VirtAddr, VirtRange};
-use mm_folio::{FileId, MmId};
+use mm_folio::{AnonId, FileId, FolioFlags, MmId};
 use mm_rmap::{GraphFault, MapcountFault};
 use mm_vma::RssKind;
+
+/// A page whose dirt was lost.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Undirtied {
+    /// The clean entry that should be dirty, if it is one.
+    pub at: Option<(SpaceId, VirtAddr)>,
+    /// Index of the page in its folio.
+    pub page: u32,
+    /// Order of the folio.
+    pub order: u32,
+    /// Flags of the folio.
+    pub flags: FolioFlags,
+    /// Its tree, if it is anonymous.
+    pub anon: Option<AnonId>,
+    /// Its object, if it has one.
+    pub file: Option<FileId>,
+    /// References of the folio.
+    pub refs: i32,
+    /// Mappings of the folio.
+    pub mapcount: u32,
+    /// Its first slot, if it is in the swap cache.
+    pub slot: Option<SwapSlot>,
+    /// A CPU stored to the page since it was allocated or written out; if not, reclaim takes it
+    /// for given up.
+    pub stored: bool,
+    /// The spaces that gave the page up.
+    pub given_up_by: Vec<SpaceId>,
+}
 
 /// What an audit found.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
@@ -109,10 +139,12 @@ pub enum AuditViolation {
         level: Level,
     },
     /// A CPU stored to a page, but nothing remembers it.
-    #[error("page {pfn} was stored to, but neither an entry nor its folio is dirty")]
+    #[error("page {pfn} was stored to, but neither an entry nor its folio is dirty: {of:?}")]
     LostDirty {
         /// The page.
         pfn: Pfn,
+        /// What is known of it.
+        of: Box<Undirtied>,
     },
     /// A cached translation allows what the entry does not, or goes elsewhere.
     #[error("CPU {cpu} translates {va} of space {} otherwise than the tables", space.0)]

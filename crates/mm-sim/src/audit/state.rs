@@ -1,8 +1,9 @@
 //! The audits of page tables, records and caches.
 
 use super::AuditViolation;
+use super::dirt::{CleanLeaf, Dirt};
 use crate::events::Events;
-use crate::scan::{E, entries, user_space};
+use crate::scan::{E, entries, page_of, user_space};
 use crate::{Host, Machine, Pinned, Process};
 use mm_arch::explain::Facts;
 use mm_arch::{
@@ -22,8 +23,7 @@ struct Seen<A: Arch> {
     log: AuditLog,
     /// Present leaves, by address space and first address.
     leaves: BTreeMap<(SpaceId, VirtAddr), (Level, E<A>)>,
-    /// Pages of dirty leaves.
-    dirty: BTreeSet<Pfn>,
+    dirt: Dirt,
     /// Pages of leaves; of a PMD leaf the first one.
     mapped: BTreeSet<Pfn>,
     /// VMAs that show an object, as the file trees should list them.
@@ -48,7 +48,7 @@ pub fn audit<'a, A: Arch, O: Events>(
     let mut seen = Seen {
         log: AuditLog::new(),
         leaves: BTreeMap::new(),
-        dirty: BTreeSet::new(),
+        dirt: Dirt::default(),
         mapped: BTreeSet::new(),
         shown: Vec::new(),
         slots: BTreeMap::new(),
@@ -62,7 +62,7 @@ pub fn audit<'a, A: Arch, O: Events>(
     seen.caches(host);
     seen.objects(host);
     seen.swap(host);
-    seen.dirt(host);
+    seen.found.extend(seen.dirt.lost(host));
     for folio in host.memmap().alive().filter(|f| f.has(FolioFlags::MLOCKED)) {
         if !seen.locked.contains(&folio.head()) {
             seen.found.push(AuditViolation::LockedForNobody { head: folio.head() });
@@ -180,6 +180,14 @@ impl<A: Arch> Seen<A> {
                     self.leaves.insert((space, va), (level, e));
                     if let Some(kind) = self.leaf(host, vma, mm.id(), level, e) {
                         rss[kind as usize] += pages;
+                        let first = page_of::<A>(va, level, e);
+                        if e.is_dirty() {
+                            self.dirt.dirty.extend((0..pages).map(|i| first.add(i)));
+                        } else if kind == RssKind::Anon {
+                            let droppable = vma.flags().contains(VmaFlags::DROPPABLE);
+                            let leaf = CleanLeaf { space, va, first, pages, droppable };
+                            self.dirt.clean.push(leaf);
+                        }
                     }
                 }
             });
@@ -242,10 +250,6 @@ impl<A: Arch> Seen<A> {
             access: if e.is_writable(level) { Access::Writable } else { Access::ReadOnly },
             sharing: if shared { Sharing::Shared } else { Sharing::Private },
         });
-        let pages = 1u64 << A::order(level);
-        if e.is_dirty() {
-            self.dirty.extend((0..pages).map(|i| pfn.add(i)));
-        }
         self.mapped.insert(pfn);
         if vma.flags().contains(VmaFlags::LOCKED) {
             self.locked.insert(map.folio(pfn).head());
@@ -302,6 +306,7 @@ impl<A: Arch> Seen<A> {
                 let nr = host.memmap().folio(head).nr_pages();
                 self.log.hold(head, nr, "a page cache");
                 self.mapped.insert(head);
+                self.dirt.of_objects.insert(head);
             }
         }
         let mut linked = Vec::new();
@@ -363,25 +368,6 @@ impl<A: Arch> Seen<A> {
             }
         });
         self.found.extend(stale);
-    }
-
-    /// What was stored to is dirty, by an entry or the folio (dirt is conserved).
-    fn dirt<O: Events>(&mut self, host: &Host<A, O>) {
-        for &pfn in &self.mapped {
-            // A huge leaf is one entry, and a cached folio need not be mapped at all:
-            // pages are looked at through the first one.
-            let folio = host.memmap().folio(pfn);
-            let whole = folio.entire_mapcount() > 0 || !folio.is_anon() && pfn == folio.head();
-            let pages = if whole { u64::from(folio.nr_pages()) } else { 1 };
-            for pfn in (0..pages).map(|i| pfn.add(i)) {
-                if host.frames().is_stored(pfn)
-                    && !folio.has(FolioFlags::DIRTY)
-                    && !self.dirty.contains(&pfn)
-                {
-                    self.found.push(AuditViolation::LostDirty { pfn });
-                }
-            }
-        }
     }
 
     /// The trees are sound, and lead to every entry that maps a page.

@@ -274,23 +274,26 @@ impl<A: Arch, O: Events> Process<A, O> {
             Err(AdviceError::Unaligned(_) | AdviceError::NotUser(_)) => None,
         };
         let Some(range) = advised else { return done };
-        // What was stored until now may be lost, and that is what was asked for.
+        // What was stored until now may be lost, and that is what was asked for. Where an
+        // entry is still dirty, or the folio is, nothing came of it.
         let (map, frames) = (self.host().memmap(), self.host().frames());
+        let space = self.mm().tables().id();
         entries(&vmas, range, |va, level, e| {
-            let (pfn, dirty) = match e.nonpresent(level) {
+            let (first, dirty) = match e.nonpresent(level) {
                 // Somebody splits or moves the folio just now.
                 Some(NonPresent::Migration { pfn, dirty, .. }) => (pfn, dirty),
                 _ if e.is_leaf(level) => (page_of::<A>(va, level, e), e.is_dirty()),
                 _ => return,
             };
-            if dirty || !map.contains(pfn) {
+            if dirty || !map.contains(first) {
                 return;
             }
-            let folio = map.folio(pfn);
-            // What reclaim has isolated is cleaned as well, and goes to swap all the same; if
-            // others map it, their entries say what they stored.
+            let folio = map.folio(first);
             if folio.is_anon() && !folio.has(FolioFlags::DIRTY) {
-                (0..1 << A::order(level)).for_each(|i| frames.clear_stored(pfn.add(i)));
+                let pages = (0..1 << A::order(level))
+                    .map(|i| (va.add_units(i, A::PAGE_SHIFT), first.add(i)));
+                let within = pages.filter(|(va, _)| range.contains(*va));
+                within.for_each(|(_, pfn)| frames.give_up(pfn, space));
             }
         });
         done
@@ -432,6 +435,8 @@ impl<A: Arch, O: Events> Process<A, O> {
     /// If there is no memory.
     pub fn fork(&self) -> Result<Self, ForkError> {
         let child = mm_map::fork(&self.host().policy().map, self.mm())?;
+        let (own, new) = (self.mm().tables().id(), child.tables().id());
+        self.host().frames().inherit_given_up(own, new);
         Ok(Process::new(child, self.cpu()))
     }
 }

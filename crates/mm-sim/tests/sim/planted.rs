@@ -224,13 +224,62 @@ fn a_pin_that_was_not_released_is_reported() {
     assert_eq!(leaks(&m), [AuditViolation::PinsLeaked { acquired: 1, released: 0 }]);
 }
 
+#[track_caller]
+fn assert_lost_dirt(m: &M, p: &P, page: mm_arch::Pfn) {
+    let found = found(m, p);
+    let lost = |v: &_| matches!(v, AuditViolation::LostDirty { pfn, .. } if *pfn == page);
+    assert!(found.len() == 1 && found.iter().all(lost), "{found:?}");
+}
+
 /// Rules: ACC-05, ACC-15.
 #[test]
 fn a_lost_dirty_bit_is_reported() {
     let (m, p) = filled();
     let pfn = pfn_of(&p, page(7));
     rewrite(&p, page(7), |e| e.mkclean());
-    assert_eq!(found(&m, &p), [AuditViolation::LostDirty { pfn }]);
+    assert_lost_dirt(&m, &p, pfn);
+}
+
+/// What one space gave up, another still counts on, and it says so by its own entry.
+///
+/// Rules: FOLIO-45, MADV-04.
+#[test]
+fn dirt_that_one_of_several_lost_is_reported() {
+    let (m, p) = filled();
+    let pfn = pfn_of(&p, page(7));
+    let child = p.fork().expect("fork");
+    p.madvise_free(pages(7, 1)).expect("mapped");
+    m.settle();
+    assert_eq!(audit(&m, [&p, &child], []), []);
+    rewrite(&child, page(7), |e| e.mkclean());
+    m.settle();
+    let lost = audit(&m, [&p, &child], []);
+    let of_child = (child.mm().tables().id(), page(7));
+    assert!(
+        matches!(&lost[..], [AuditViolation::LostDirty { pfn: at, of }]
+            if *at == pfn && of.at == Some(of_child) && of.given_up_by == [p.mm().tables().id()]),
+        "{lost:?}"
+    );
+    // Nobody counts on it any more, until it is stored to again.
+    child.exit();
+    m.settle();
+    assert_eq!(found(&m, &p), []);
+    p.store(page(7), 1).expect("store");
+    rewrite(&p, page(7), |e| e.mkclean());
+    assert_lost_dirt(&m, &p, pfn);
+}
+
+/// Rules: FOLIO-45, SWAP-03.
+#[test]
+fn lost_dirt_of_the_swap_cache_is_reported() {
+    let (m, p) = filled();
+    m.host().swap().add::<X86_64>(64).expect("room");
+    let pfn = pfn_of(&p, page(7));
+    m.host().swap().fail_write_after(Some(0));
+    p.madvise_pageout(pages(7, 1)).expect("mapped");
+    assert_eq!(found(&m, &p), []);
+    m.host().memmap().folio(pfn).clear_flag(mm_folio::FolioFlags::DIRTY);
+    assert_lost_dirt(&m, &p, pfn);
 }
 
 /// Rules: INV-2.
@@ -433,11 +482,11 @@ fn lost_dirt_of_a_file_is_reported() {
     );
     rewrite(&p, page(7), |e| e.wrprotect().mkclean());
     m.host().cpus().flush_space(p.mm().tables().id());
-    assert_eq!(found(&m, &p), [AuditViolation::LostDirty { pfn }]);
+    assert_lost_dirt(&m, &p, pfn);
     // Nor may it be lost while nothing maps the page.
     p.munmap(pages(0, 16)).expect("munmap");
     m.settle();
-    assert_eq!(found(&m, &p), [AuditViolation::LostDirty { pfn }]);
+    assert_lost_dirt(&m, &p, pfn);
     drop(f);
 }
 
