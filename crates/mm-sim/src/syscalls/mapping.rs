@@ -140,7 +140,8 @@ impl<A: Arch, O: Events> Process<A, O> {
     /// As there.
     pub fn collapse_to(&self, range: VirtRange, order: u32) -> Result<(), CollapseError> {
         let none = Err(CollapseError::NotAllowed(range.start()));
-        if order > A::order(Level::Pmd) {
+        // A page is as large as it is.
+        if order == 0 || order > A::order(Level::Pmd) {
             return none;
         }
         let shift = A::PAGE_SHIFT + order;
