@@ -16,7 +16,8 @@ use mm_folio::{Exclusivity, FolioFlags, FolioRef, FrameBytes, Get};
 use mm_pgtable::{Ensured, LockedTable};
 use mm_rmap::RmapPlatform;
 use mm_vma::{
-    Backing, BackingKind, InstallError, MmRead, PageRequest, RssKind, Vma, VmaFlags, mlock_mapped,
+    Backing, BackingError, BackingKind, InstallError, MmRead, PageRequest, RssKind, Vma, VmaFlags,
+    mlock_mapped,
 };
 
 /// Whether a page comes write-protected.
@@ -93,7 +94,12 @@ pub fn uffd_continue<P: RmapPlatform>(
             return Err(MapError::BadAddress(va));
         }
         let found = object.page(&PageRequest { index, vma, va });
-        let found = found.map_err(|_| MapError::NoMemory(va))?.page;
+        let found = found.map_err(|e| match e {
+            BackingError::PastEnd => MapError::BadAddress(va),
+            BackingError::Io => MapError::Poisoned(va),
+            BackingError::NoMemory => MapError::NoMemory(va),
+        });
+        let found = found?.page;
         let page = found.first;
         map_page(
             vmas,

@@ -210,6 +210,8 @@ bitflags! {
         const WP_UNPOPULATED = 4;
         /// `async`: protection is lifted without an event.
         const WP_ASYNC = 8;
+        /// `minor`: events on pages of shared memory that are there and not mapped.
+        const MINOR = 16;
     }
 }
 
@@ -220,11 +222,13 @@ impl UffdMode {
         ("missing", Self::MISSING),
         ("unpopulated", Self::WP_UNPOPULATED),
         ("async", Self::WP_ASYNC),
+        ("minor", Self::MINOR),
     ];
 }
 
-/// What a userfaultfd operation does to its range.
+/// What a userfaultfd operation does to its range. `wp`: pages come write-protected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields are the arguments of the action, in its words")]
 pub enum UffdAction {
     /// Registers the range.
     Register(UffdMode),
@@ -234,6 +238,16 @@ pub enum UffdAction {
     Unprotect,
     /// Ends the registration.
     Unregister,
+    /// `copy`: new pages that hold the tag.
+    Copy { value: u16, wp: bool },
+    /// `zeropage`: zeros.
+    ZeroPage,
+    /// `continue`: what the object has.
+    Continue { wp: bool },
+    /// `poison`: whoever touches it gets a signal.
+    Poison,
+    /// `move`: the pages go to page `to_page` of region `to`; with `holes` where there are any.
+    Move { to: RegionId, to_page: u64, holes: bool },
 }
 
 /// What a mapping shows.

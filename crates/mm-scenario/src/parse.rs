@@ -349,6 +349,11 @@ impl<'a> Words<'a> {
         Some(value)
     }
 
+    /// Whether `word` comes next; it is taken then.
+    fn flag(&mut self, word: &str) -> bool {
+        self.next_if(|next| (next == word).then_some(())).is_some()
+    }
+
     fn end(mut self) -> Result<(), Kind> {
         match self.words.next() {
             Some(word) => Err(self.unexpected(word)),
@@ -609,7 +614,7 @@ impl Parser {
             }
             "mlock" => {
                 let (proc, range) = (self.proc(w)?, self.range(w)?);
-                let onfault = w.next_if(|word| (word == "onfault").then_some(())).is_some();
+                let onfault = w.flag("onfault");
                 Op::Mlock { proc, range, onfault }
             }
             "munlock" => Op::Munlock { proc: self.proc(w)?, range: self.range(w)? },
@@ -681,7 +686,7 @@ impl Parser {
             "content" => Op::Content { proc: self.proc(w)?, range: self.strided(w)? },
             "expect" => {
                 let (proc, range, value) = (self.proc(w)?, self.strided(w)?, w.value(0)?);
-                let fill = w.next_if(|word| (word == "fill").then_some(())).is_some();
+                let fill = w.flag("fill");
                 Op::Expect { proc, range, value, fill }
             }
             "fcontent" => Op::Fcontent { file: self.file_ref(w)? },
@@ -819,6 +824,25 @@ impl Parser {
             "protect" => UffdAction::Protect,
             "unprotect" => UffdAction::Unprotect,
             "unregister" => UffdAction::Unregister,
+            "copy" => UffdAction::Copy { value: w.value(1)?, wp: w.flag("wp") },
+            "zeropage" => UffdAction::ZeroPage,
+            "continue" => UffdAction::Continue { wp: w.flag("wp") },
+            "poison" => UffdAction::Poison,
+            "move" => {
+                let to = self.region(w)?;
+                let (mut to_page, mut holes) = (0, false);
+                w.options(|w, key, value| {
+                    match (key, value) {
+                        ("to", Some(value)) => {
+                            to_page = w.number("to", value, 0, WINDOW_PAGES - range.pages)?;
+                        }
+                        ("holes", None) => holes = true,
+                        _ => return Ok(false),
+                    }
+                    Ok(true)
+                })?;
+                UffdAction::Move { to, to_page, holes }
+            }
             word => {
                 let choices = "register protect unprotect unregister".into();
                 return Err(w.unknown("action", word, choices));

@@ -218,6 +218,20 @@ fn memory_operations() {
     let Op::Uffd { action: UffdAction::Register(mode), .. } = register else { panic!() };
     assert_eq!(mode, UffdMode::WP | UffdMode::WP_ASYNC);
     assert!(matches!(op("uffd p0 a unprotect"), Op::Uffd { action: UffdAction::Unprotect, .. }));
+    let action = |text: &str| match op(text) {
+        Op::Uffd { action, .. } => action,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(action("uffd p0 a copy 7 wp"), UffdAction::Copy { value: 7, wp: true });
+    assert_eq!(action("uffd p0 a:1 copy 7"), UffdAction::Copy { value: 7, wp: false });
+    assert_eq!(action("uffd p0 a zeropage"), UffdAction::ZeroPage);
+    assert_eq!(action("uffd p0 a continue"), UffdAction::Continue { wp: false });
+    assert_eq!(action("uffd p0 a continue wp"), UffdAction::Continue { wp: true });
+    assert_eq!(action("uffd p0 a poison"), UffdAction::Poison);
+    let UffdAction::Move { to_page, holes, .. } = action("uffd p0 a move a to=9 holes") else {
+        panic!()
+    };
+    assert_eq!((to_page, holes), (9, true));
     assert_eq!(op("ksmscan"), Op::Ksmscan { scans: 3 });
     assert_eq!(op("ksmscan 1"), Op::Ksmscan { scans: 1 });
     assert!(matches!(op("truncate f 0"), Op::Truncate { pages: 0, .. }));
@@ -379,7 +393,8 @@ fn what_is_wrong_is_said() {
         ("uffd p0 a register rp", "uffd: unexpected word `rp`"),
         (
             "uffd p0 a start",
-            "uffd: unknown action `start`, expected one of: register protect unprotect unregister",
+            "uffd: unknown action `start`, expected one of: register protect unprotect unregister \
+             copy zeropage continue poison move",
         ),
         ("ksmscan 0", "ksmscan: number of scans `0` out of range: 1 to 1000"),
         ("punch f 3", "punch: bad range `3`: expected R, R:a, R:a+n or R:a+n/s"),

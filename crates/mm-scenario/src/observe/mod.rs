@@ -53,6 +53,10 @@ keywords! {
         MissingRead = "missing-r",
         /// A write to a missing page.
         MissingWrite = "missing-w",
+        /// A read of a page that its object has and the process does not map.
+        MinorRead = "minor-r",
+        /// A write to one.
+        MinorWrite = "minor-w",
     }
 }
 

@@ -1,10 +1,10 @@
 //! Operations on mappings and processes.
 
-use super::{Outcome, Runner, Step};
+use super::{Outcome, Runner, Step, access};
 use crate::events::Events;
 use crate::{MlockError, RunError};
 use mm_arch::{AccessKind, Arch, Rights, VirtAddr, VirtRange};
-use mm_map::{ForkError, Ksm, LockWhen, MapError, OldPlace, WpChange};
+use mm_map::{Comes, ForkError, Ksm, LockWhen, MapError, MoveHoles, OldPlace, WpChange};
 use mm_reclaim::AdviceError;
 use mm_scenario::{
     Advice, Line, MapSource, Op, ProcId, Prot, Range, RegionId, Sharing, UffdAction, UffdMode,
@@ -204,10 +204,10 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
         &mut self,
         line: &Line,
         proc: ProcId,
-        range: Range,
+        pages: Range,
         action: UffdAction,
     ) -> Step {
-        let range = self.span(range)?;
+        let range = self.span(pages)?;
         let process = &self.proc(proc)?.process;
         let r = match action {
             UffdAction::Register(asked) => {
@@ -217,6 +217,7 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
                     (UffdMode::MISSING, mm_map::UffdMode::MISSING),
                     (UffdMode::WP_UNPOPULATED, mm_map::UffdMode::WP_UNPOPULATED),
                     (UffdMode::WP_ASYNC, mm_map::UffdMode::WP_ASYNC),
+                    (UffdMode::MINOR, mm_map::UffdMode::MINOR),
                 ] {
                     mode.set(flag, asked.contains(word));
                 }
@@ -225,8 +226,59 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             UffdAction::Protect => process.uffd_wp(range, WpChange::Protect),
             UffdAction::Unprotect => process.uffd_wp(range, WpChange::Unprotect),
             UffdAction::Unregister => process.uffd_unregister(range),
+            UffdAction::Copy { .. }
+            | UffdAction::ZeroPage
+            | UffdAction::Continue { .. }
+            | UffdAction::Poison
+            | UffdAction::Move { .. } => self.uffd_each(proc, pages, action)?,
         };
         self.done(line, r, MapError::errno)
+    }
+    /// What userfaultfd does page by page, up to the first one that is refused.
+    fn uffd_each(
+        &mut self,
+        proc: ProcId,
+        pages: Range,
+        action: UffdAction,
+    ) -> Result<Result<(), MapError>, RunError> {
+        let comes = |wp| if wp { Comes::Protected } else { Comes::Plain };
+        for page in pages.iter() {
+            let va = self.address(pages.region, page);
+            let one = self.span(Range { first: page, pages: 1, ..pages })?;
+            let process = &self.proc(proc)?.process;
+            let r = match action {
+                UffdAction::Copy { value, wp } => {
+                    let word = access::tag(value)(page);
+                    let copy = |_, w| if w == 0 { word } else { 0 };
+                    let r = process.uffd_copy(one, comes(wp), copy);
+                    if r.is_ok() {
+                        self.stored(proc, va, word)?;
+                    }
+                    r
+                }
+                UffdAction::ZeroPage => process.uffd_zeropage(one),
+                UffdAction::Continue { wp } => process.uffd_continue(one, comes(wp)),
+                UffdAction::Poison => process.uffd_poison(one),
+                UffdAction::Move { to, to_page, holes } => {
+                    let to = self.address(to, to_page + page - pages.first);
+                    let holes = if holes { MoveHoles::Skip } else { MoveHoles::Refuse };
+                    let r = process.uffd_move(to, one, holes);
+                    if r.is_ok() {
+                        self.shadow.move_to(proc.index() as u32, one, to);
+                    }
+                    r
+                }
+                // Done in one call.
+                UffdAction::Register(_)
+                | UffdAction::Protect
+                | UffdAction::Unprotect
+                | UffdAction::Unregister => Ok(()),
+            };
+            if r.is_err() {
+                return Ok(r);
+            }
+        }
+        Ok(Ok(()))
     }
     pub(super) fn mremap_move(
         &mut self,

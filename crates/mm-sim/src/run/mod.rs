@@ -510,7 +510,7 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
         let events = self.proc(proc)?.process.take_user_faults();
         let e = events.into_iter().filter_map(|event| {
             let (region, page) = region_of::<A>(self.scenario, event.va)?;
-            Some((region.to_owned(), page, observe::user_fault(event.kind)?))
+            Some((region.to_owned(), page, observe::user_fault(event.kind)))
         });
         let (p, e) = (self.scenario.proc_name(proc).to_owned(), e.collect());
         Ok(Outcome::Printed(Record::new(line, UserFaults { p, e })))

@@ -34,6 +34,9 @@ impl Feature {
             Op::Uffd { action: UffdAction::Register(mode), .. } => {
                 mode.contains(UffdMode::WP).then_some(Feature::UffdWp)
             }
+            Op::Uffd {
+                action: UffdAction::Copy { wp, .. } | UffdAction::Continue { wp }, ..
+            } => wp.then_some(Feature::UffdWp),
             Op::Mmap { shstk, .. } => shstk.then_some(Feature::ShadowStack),
             _ => None,
         }

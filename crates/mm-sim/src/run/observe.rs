@@ -58,13 +58,13 @@ const GLOBAL: [GlobalCounter; 12] = [
 ];
 
 /// A userfaultfd event, as it is shown.
-pub(super) fn user_fault(kind: UserFault) -> Option<UffdEvent> {
+pub(super) fn user_fault(kind: UserFault) -> UffdEvent {
     match kind {
-        UserFault::Wp => Some(UffdEvent::Wp),
-        UserFault::Missing { write: false } => Some(UffdEvent::MissingRead),
-        UserFault::Missing { write: true } => Some(UffdEvent::MissingWrite),
-        // No scenario registers for it.
-        UserFault::Minor { .. } => None,
+        UserFault::Wp => UffdEvent::Wp,
+        UserFault::Missing { write: false } => UffdEvent::MissingRead,
+        UserFault::Missing { write: true } => UffdEvent::MissingWrite,
+        UserFault::Minor { write: false } => UffdEvent::MinorRead,
+        UserFault::Minor { write: true } => UffdEvent::MinorWrite,
     }
 }
 

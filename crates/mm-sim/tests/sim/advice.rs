@@ -1,6 +1,6 @@
 //! Advice on mappings, as scenarios see it.
 
-use crate::common::prints;
+use crate::common::{printed, prints};
 
 /// Locked memory refuses the one and gives its pages up for the other; it stays locked, and
 /// what is touched next is too.
@@ -99,4 +99,59 @@ fn what_cannot_be_removed() {
             r#"{"line":18,"op":"content","p":"p0","r":"s","c":[[5,1,"0"]]}"#,
         ],
     );
+}
+
+/// What an object has in swap counts for every mapping that shows it and has nothing there: not
+/// for places with a page, nor with a private copy, which counts itself when it is in swap.
+///
+/// Rules: INV-6, MADV-09.
+#[test]
+fn swap_of_shared_memory_is_shown_by_all_its_mappings() {
+    let swap = |line, at, n, p: &str, r: &str| {
+        format!(r#"{{"line":{line},"op":"vmas","p":"{p}","r":"{r}","v":[{{"at":{at},"n":{n}"#)
+    };
+    let expected = [
+        (10, swap(10, 0, 8, "p0", "a"), 2, 5),
+        (11, swap(11, 0, 4, "p1", "a"), 1, 3),
+        (13, swap(13, 0, 8, "p0", "a"), 2, 5),
+        (22, swap(22, 0, 8, "p0", "c"), 1, 7),
+        (24, swap(24, 0, 8, "p0", "c"), 0, 8),
+    ];
+    let lines = "swap 16M\n\
+         file m memfd 8 fill=3\n\
+         mmap p0 a 8 anon rw shared\n\
+         write p0 a 1\n\
+         madvise p0 a:0+6 pageout\n\
+         fork p1 p0\n\
+         munmap p1 a:4+4\n\
+         read p1 a:1\n\
+         note page 1 is back, and p0 does not map it\n\
+         vmas p0 a\n\
+         vmas p1 a\n\
+         madvise p0 a:2+2 willneed\n\
+         vmas p0 a\n\
+         exit p1\n\
+         mmap p0 b 8 file:m rw shared\n\
+         mmap p0 c 8 file:m rw private\n\
+         write p0 c:2 5\n\
+         read p0 b\n\
+         madvise p0 b pageout\n\
+         note the copy is a page of c alone\n\
+         observe p0 c\n\
+         vmas p0 c\n\
+         madvise p0 c pageout\n\
+         vmas p0 c\n";
+    let got = printed(lines);
+    for (line, starts, rss, swapped) in expected {
+        let prefix = format!(r#"{{"line":{line},"#);
+        let shown = got.iter().find(|r| r.starts_with(&prefix)).expect("printed");
+        assert!(shown.starts_with(&starts), "{shown}");
+        assert_eq!((count(shown, "Rss"), count(shown, "Swap")), (rss, swapped), "{shown}");
+    }
+}
+/// The number behind a key, 0 if it is not there.
+fn count(json: &str, key: &str) -> u64 {
+    let Some((_, rest)) = json.split_once(&format!(r#""{key}":"#)) else { return 0 };
+    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().expect("a number")
 }

@@ -33,13 +33,20 @@ pub fn machine_under(mib: u64, preset: Preset) -> M {
 /// Runs the lines under every policy, with audits, and compares what they print.
 #[track_caller]
 pub fn prints(lines: &str, expected: &[&str]) {
+    for preset in [Preset::Linux618, Preset::Series, Preset::Best, Preset::Baseline] {
+        assert_eq!(printed_under(lines, preset), expected, "{}", preset.name());
+    }
+}
+/// What the lines print under `linux-6.18`, with audits.
+pub fn printed(lines: &str) -> Vec<String> {
+    printed_under(lines, Preset::Linux618)
+}
+fn printed_under(lines: &str, preset: Preset) -> Vec<String> {
     let scenario = Scenario::parse("lines", lines).expect("parses");
     let machine = MachineConfig { bytes: 48 << 20, poison: true, ..MachineConfig::default() };
     let options = RunOptions { machine, audit: true, fail_after: None };
-    for preset in [Preset::Linux618, Preset::Series, Preset::Best, Preset::Baseline] {
-        let mut got = Vec::new();
-        let printed = &mut |r: mm_scenario::observe::Record| got.push(r.to_json());
-        run::<X86_64>(&scenario, &preset.policy(), &options, printed).expect("runs");
-        assert_eq!(got, expected, "{}", preset.name());
-    }
+    let mut got = Vec::new();
+    let printed = &mut |r: mm_scenario::observe::Record| got.push(r.to_json());
+    run::<X86_64>(&scenario, &preset.policy(), &options, printed).expect("runs");
+    got
 }

@@ -26,7 +26,7 @@ pub struct Step {
 }
 
 /// Kinds of operations.
-pub const KINDS: u8 = 58;
+pub const KINDS: u8 = 62;
 
 /// Writes the steps as a scenario, leaving out what could not be.
 pub fn scenario(steps: &[Step]) -> String {
@@ -117,6 +117,10 @@ pub fn scenario(steps: &[Step]) -> String {
             }
             55 => "ksmscan 2".to_string(),
             56 => format!("madvise {proc} {range} unmergeable"),
+            57 => format!("madvise {proc} {range} willneed"),
+            58 => format!("uffd {proc} {range} copy {value}"),
+            59 => format!("uffd {proc} {range} zeropage"),
+            60 => format!("uffd {proc} {range} poison"),
             _ => format!("observe {proc} {region}\nfaults {proc}\nvmas {proc} {region}\nstats"),
         };
         s.push_str(&line);
