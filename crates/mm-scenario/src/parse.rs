@@ -844,8 +844,9 @@ impl Parser {
                 UffdAction::Move { to, to_page, holes }
             }
             word => {
-                let choices = "register protect unprotect unregister".into();
-                return Err(w.unknown("action", word, choices));
+                let choices = "register protect unprotect unregister \
+                               copy zeropage continue poison move";
+                return Err(w.unknown("action", word, choices.into()));
             }
         };
         Ok(Op::Uffd { proc, range, action })
