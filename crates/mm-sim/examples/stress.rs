@@ -20,7 +20,7 @@ use mm_sim::{
     EventCounts, File, Machine, MachineConfig, Object, Plant, Preset, Shmem, ShmemKind, audit,
     leaks,
 };
-use mm_vma::Platform;
+use mm_vma::{Platform, SwapSpace};
 use mm_x86::X86_64;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -114,7 +114,14 @@ fn round<A: Arch>(seed: u64, plant: Plant, sum: &mut Sum) -> Result<(), String> 
     drop(objects);
     machine.settle();
     let found = leaks(&machine);
-    if found.is_empty() { Ok(()) } else { Err(named(format!("leaks: {found:#?}"))) }
+    if found.is_empty() {
+        return Ok(());
+    }
+    // What is still there, and where it is kept.
+    let slots = host.swap().slots().in_use();
+    let left: Vec<_> =
+        host.memmap().alive().map(|f| (f.head(), f.order(), f.flags(), f.refcount())).collect();
+    Err(named(format!("leaks: {found:#?}, slots: {slots:?}, folios: {left:#?}")))
 }
 
 fn arguments() -> Option<(Duration, u64, Plant)> {
