@@ -119,6 +119,6 @@ pub use folio::{AnonId, FileId, Folio, FolioLockGuard};
 pub use memmap::MemMap;
 pub use mm_ids::{MmId, MmIds};
 pub use refs::{FolioRef, FolioRun, Get, Glance, GrabError, PIN_BIAS, Pin, RefKind};
-pub use rmap::{Exclusivity, HasPinned, MaybePinned};
+pub use rmap::{Exclusivity, HasPinned, MaybePinned, UnmappedPages};
 pub use source::{AllocError, Effort, FolioSource, FolioSpace, FrameBytes};
 pub use stats::{FolioStats, MAX_ORDERS, OrderStats};

@@ -7,7 +7,7 @@
 
 use crate::counts::Unmapped;
 use crate::record::Record;
-use crate::{Folio, FolioFlags, FolioSpace, MmId, QueueReason};
+use crate::{Folio, FolioFlags, FolioSpace, MemMap, MmId, QueueReason};
 use core::num::NonZeroU32;
 use mm_arch::Level;
 use mm_sync::atomic::Ordering::Relaxed;
@@ -35,6 +35,41 @@ pub enum HasPinned {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("an exclusive page of the folio may be pinned")]
 pub struct MaybePinned;
+
+/// Pages that are mapped no more and that the gauges have not heard of: for whoever unmaps
+/// many folios in a row. Dropping this tells them.
+#[must_use = "gauges hear of the pages when this is dropped"]
+pub struct UnmappedPages<'m, F: FolioSpace> {
+    map: &'m MemMap<F>,
+    anon: u64,
+    file: u64,
+}
+
+impl<'m, F: FolioSpace> UnmappedPages<'m, F> {
+    /// None so far.
+    pub const fn new(map: &'m MemMap<F>) -> Self {
+        UnmappedPages { map, anon: 0, file: 0 }
+    }
+}
+
+impl<F: FolioSpace> Drop for UnmappedPages<'_, F> {
+    fn drop(&mut self) {
+        let stats = &self.map.stats;
+        for (gauge, pages) in
+            [(&stats.nr_anon_mapped, self.anon), (&stats.nr_file_mapped, self.file)]
+        {
+            if pages > 0 {
+                gauge.sub(pages);
+            }
+        }
+    }
+}
+
+impl<F: FolioSpace> core::fmt::Debug for UnmappedPages<'_, F> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "UnmappedPages({} anonymous, {} of files)", self.anon, self.file)
+    }
+}
 
 /// Folios that are not queued for a split when they become partially mapped (rule
 /// FOLIO-22).
@@ -163,9 +198,26 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
     /// partially mapped for a split. Drops no reference, and leaves marks and
     /// tree as they are.
     pub fn remove_ptes(&self, first: u32, n: NonZeroU32, mm: MmId) {
-        let n = n.get();
+        let gone = self.remove_counts(first, n.get(), mm);
+        self.count_gone(gone);
+    }
+    /// As [`remove_ptes`](Self::remove_ptes), but the gauges hear of it with `told`.
+    pub fn remove_ptes_told(
+        &self,
+        first: u32,
+        n: NonZeroU32,
+        mm: MmId,
+        told: &mut UnmappedPages<'_, F>,
+    ) {
+        let gone = self.remove_counts(first, n.get(), mm);
+        let pages = if self.is_anon() { &mut told.anon } else { &mut told.file };
+        *pages += u64::from(gone.pages);
+        self.queue_partial(gone);
+    }
+    #[inline]
+    fn remove_counts(&self, first: u32, n: u32, mm: MmId) -> Unmapped {
         self.check_range(first, n);
-        let gone = if self.is_large() {
+        if self.is_large() {
             let mut counts = self.lock_counts();
             counts.sub(n, mm);
             counts.unmap_pages(self.records(first, n))
@@ -173,8 +225,7 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
             let old = self.head_record().mapcount.fetch_sub(1, Relaxed);
             debug_assert!(old > 0, "a page unmapped that was not mapped");
             Unmapped { pages: u32::from(old == 1), partially: false }
-        };
-        self.count_gone(gone);
+        }
     }
     /// A PMD entry of `mm` maps the folio no more.
     pub fn remove_pmd(&self, mm: MmId) {
@@ -190,6 +241,9 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
     }
     fn count_gone(&self, gone: Unmapped) {
         self.count_unmapped(gone.pages);
+        self.queue_partial(gone);
+    }
+    fn queue_partial(&self, gone: Unmapped) {
         if gone.partially && self.is_anon() && !self.flags().intersects(NOT_QUEUED) {
             self.queue_deferred(QueueReason::PartiallyMapped);
         }

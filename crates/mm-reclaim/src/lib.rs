@@ -26,7 +26,7 @@
 //! |---|---|
 //! | [`referenced`] | who used the folio since last time; clears the accessed bits |
 //! | [`mark_idle`], [`is_idle`] | whether anybody used it since one began to watch; takes nothing from reclaim |
-//! | [`try_to_unmap`] | whether all mappings are gone, or why not |
+//! | [`try_to_unmap`], [`try_to_unmap_each`] | whether all mappings are gone, or why not |
 //! | [`FlushBatch`] | makes the flushes that were put off, before pages are given away |
 //! | [`shrink_folios`] | takes folios through all of it, and frees those that may go |
 //! | [`Lru`] | the lists that folios wait on, by age |
@@ -99,7 +99,7 @@ pub use proactive::{ReclaimError, ReclaimRequest, Swappiness, reclaim};
 pub use referenced::{Referenced, is_idle, mark_idle, referenced, referenced_unlocked};
 pub use scope::ReclaimOf;
 pub use shrink::{Shrink, Shrunk, shrink_folios};
-pub use unmap::{Kept, UnmapFlags, Unmapped, try_to_unmap};
+pub use unmap::{Kept, UnmapFlags, Unmapped, try_to_unmap, try_to_unmap_each};
 
 use mm_arch::Arch;
 use mm_pgtable::TableSpace;

@@ -12,7 +12,8 @@ pub enum UnmapPolicy {
     /// userfaultfd write-protects pages: patch series 004. Aging is in runs, too.
     File,
     /// Everything: also anonymous memory that goes to swap, mappings in which userfaultfd
-    /// write-protects pages, and PMD leaves of pages that were given up.
+    /// write-protects pages, and PMD leaves of pages that were given up. Neighbouring folios of
+    /// an object are unmapped together.
     #[default]
     All,
 }
@@ -31,6 +32,8 @@ pub(crate) trait Strategy {
     const UFFD_WP: bool;
     /// PMD leaves of lazily freed pages go as they are, without being split.
     const LEAVES: bool;
+    /// Folios of one object are looked for in one walk, and taken under one table lock.
+    const TOGETHER: bool;
 }
 
 pub(crate) enum Page {}
@@ -45,6 +48,7 @@ impl Strategy for Page {
     const SWAP: bool = false;
     const UFFD_WP: bool = false;
     const LEAVES: bool = false;
+    const TOGETHER: bool = false;
 }
 impl Strategy for Lazyfree {
     const AGING: bool = false;
@@ -54,6 +58,7 @@ impl Strategy for Lazyfree {
     // Only file mappings keep such marks, and anonymous ones are not asked.
     const UFFD_WP: bool = true;
     const LEAVES: bool = false;
+    const TOGETHER: bool = false;
 }
 impl Strategy for File {
     const AGING: bool = true;
@@ -62,6 +67,7 @@ impl Strategy for File {
     const SWAP: bool = false;
     const UFFD_WP: bool = false;
     const LEAVES: bool = false;
+    const TOGETHER: bool = false;
 }
 impl Strategy for All {
     const AGING: bool = true;
@@ -70,6 +76,7 @@ impl Strategy for All {
     const SWAP: bool = true;
     const UFFD_WP: bool = true;
     const LEAVES: bool = true;
+    const TOGETHER: bool = true;
 }
 
 /// Calls `$f::<Strategy, …>(args)` with the strategy of `$policy`: the one place where

@@ -17,7 +17,7 @@ use mm_pgtable::{Gather, LockedEntry, Step, TableMemory, TableSpace, TablesStay}
 use mm_reclaim::model::{know, machine};
 use mm_reclaim::{
     FlushBatch, ReclaimOf, Shrink, Shrunk, UnmapFlags, UnmapPolicy, Unmapped, referenced,
-    shrink_folios, try_to_unmap,
+    shrink_folios, try_to_unmap, try_to_unmap_each,
 };
 use mm_rmap::RmapPlatform;
 use mm_rmap::model::{ModelConfig, ModelObject, ModelPlatform};
@@ -124,6 +124,26 @@ fn of_a_file(order: u32, mapped: bool) -> (P, Arc<ModelObject<A>>, Space, Pfn) {
     }
     let head = folio.head();
     (p, object, Space(mm), head)
+}
+/// A space that maps two small folios of a file from page 0 on.
+fn two_of_a_file() -> (P, Arc<ModelObject<A>>, Space, [Pfn; 2]) {
+    let p = new_machine();
+    let object = ModelObject::new(&p, FileId(1), BackingKind::File, false);
+    let mm = Mm::new(p.clone()).expect("space");
+    mmap_backing(&mut mm.write(), pages(0, 2), SHARED, object.clone(), 0).expect("free");
+    let prot = A::prot(mm.read().find(page(0)).expect("mapped").protection());
+    drop(mm.tables().ensure_table(stay(), page(0)).expect("memory"));
+    let heads = [0, 1].map(|k| {
+        let folio = object.add(k, 0).expect("frames");
+        folio.grab::<Get>(1).expect("fits").hand_over();
+        folio.add_file_ptes(0, core::num::NonZeroU32::MIN, mm.id());
+        mm.counters().add(RssKind::File, 1);
+        let e = E::leaf(folio.head(), prot, Level::Pte);
+        let mut table = mm.tables().lock_table(stay(), page(0)).expect("a table");
+        table.fill(k as usize, 1, e.mkwrite(WriteKind::Normal));
+        folio.head()
+    });
+    (p, object, Space(mm), heads)
 }
 fn entry(mm: &Mm<P>, k: u64) -> E {
     match mm.tables().lock_entry(stay(), page(k)) {
@@ -334,6 +354,49 @@ fn deferred_flush_of_a_run_vs_protect() {
     );
 }
 
+/// As `deferred_flush_vs_protect`, by folios that are unmapped together: M looks at the one
+/// that goes last, or first.
+/// Rules: F-RACE-13, TLBB-02, TLBB-07. Cases: MM-079.
+#[test]
+fn deferred_flush_of_neighbours_vs_protect() {
+    let model = || {
+        let (p, object, mm, heads) = two_of_a_file();
+        let m = {
+            let (p, mm) = (p.clone(), mm.0.clone());
+            spawn(move || {
+                let table = mm.tables().lock_table(stay(), page(0)).expect("a table");
+                table.settle_deferred();
+                if (0..2).any(|k| table.get(k).is_none()) {
+                    assert!(p.tlb().flushes.get() > 0, "nobody may rely on an empty entry yet");
+                }
+            })
+        };
+        let held = heads.map(|head| isolated(&p, head));
+        let mut flushes = FlushBatch::new(&p);
+        let locked = held.each_ref().map(|(_, locked)| locked);
+        try_to_unmap_each(UnmapPolicy::All, &locked, PUT_OFF, &mut flushes, |_, end| {
+            assert_eq!(end, Unmapped::All);
+        });
+        m.join().expect("thread");
+        drop(flushes);
+        held.map(|(own, locked)| {
+            drop(locked);
+            drop(own);
+        });
+        exit(&MAP, &mm);
+        drop(object);
+    };
+    race(
+        "deferred flush of neighbours vs protect",
+        model,
+        &[
+            "pgtable.deferred.no_check",
+            "pgtable.deferred.not_raised",
+            "reclaim.together.late_record",
+        ],
+    );
+}
+
 /// R: takes the entry, puts the flush off. Z: zaps the same range, and whoever asked for
 /// it relies on the pages being out of reach.
 /// Rules: F-RACE-13, ZAP-01, TLBB-07.
@@ -524,6 +587,41 @@ fn lazyfree_discard_of_a_run_vs_store() {
         || store_while_discarded(UnmapPolicy::All, 2),
         &["word.take.not_rmw"],
     );
+}
+
+/// A CPU stores to the second of two pages that are unmapped together.
+/// Rules: ACC-07, FOLIO-45, UNMAP-10.
+#[test]
+fn unmap_of_neighbours_vs_store() {
+    let model = || {
+        let (p, object, mm, heads) = two_of_a_file();
+        let frame = mm.tables().lock_table(stay(), page(0)).expect("a table").frame();
+        let w = {
+            let p = p.clone();
+            spawn(move || {
+                // SAFETY: the models free no table while hardware is running.
+                let table = unsafe { p.tables().table(frame).as_ref() };
+                A::mmu_mark(table, 1, AccessKind::Write, Level::Pte)
+            })
+        };
+        let held = heads.map(|head| isolated(&p, head));
+        let mut flushes = FlushBatch::new(&p);
+        let locked = held.each_ref().map(|(_, locked)| locked);
+        try_to_unmap_each(UnmapPolicy::All, &locked, PUT_OFF, &mut flushes, |_, end| {
+            assert_eq!(end, Unmapped::All);
+        });
+        flushes.finish();
+        let stored = w.join().expect("a CPU");
+        let dirty = held.each_ref().map(|(own, _)| own.folio().has(FolioFlags::DIRTY));
+        assert_eq!(dirty, [false, stored], "dirt is of the page that was stored to");
+        held.map(|(own, locked)| {
+            drop(locked);
+            drop(own);
+        });
+        exit(&MAP, &mm);
+        drop(object);
+    };
+    race("unmap of neighbours vs store", model, &["word.take.not_rmw"]);
 }
 
 /// A pass over one folio, isolated by a reference.

@@ -41,6 +41,16 @@ impl Visit<'_> {
     pub fn rights(&self) -> VmaRights {
         VmaRights { flags: self.flags, notifies_writes: self.notifies_writes }
     }
+    /// The part of the visit that is about the `nr` pages from page `first` on of the range
+    /// that is walked, as if these were walked alone. `None` if the VMA has none of them.
+    /// `page_shift` is that of the space.
+    pub fn part(&self, first: u64, nr: u64, page_shift: u32) -> Option<Self> {
+        let from = first.max(self.index);
+        let end = first.saturating_add(nr).min(self.index + self.nr_pages);
+        let nr_pages = end.checked_sub(from).filter(|nr| *nr > 0)?;
+        let va = self.va.add_units(from - self.index, page_shift);
+        Some(Visit { va, index: from - first, nr_pages, ..*self })
+    }
 }
 
 /// How a walk ended.

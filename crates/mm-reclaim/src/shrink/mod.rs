@@ -12,12 +12,14 @@
 //! ```
 
 mod swap;
+mod waiting;
 
 use crate::unmap::{UnmapFlags, Unmapped, try_to_unmap};
 use crate::{FlushBatch, Kept, ReclaimOf, ReclaimPlatform, Referenced, UnmapPolicy, referenced};
 use mm_arch::{Arch, Level};
 use mm_folio::{Folio, FolioFlags, FolioLockGuard, FolioRef, Get};
 use mm_vma::{Event, Observer, VmaFlags};
+use waiting::Waiting;
 
 /// What a pass may do.
 #[derive(Clone, Copy, Debug)]
@@ -69,11 +71,17 @@ pub fn shrink_folios<'p, P: ReclaimPlatform>(
     platform: &'p P,
     mut next: impl FnMut() -> Option<FolioRef<'p, P, Get>>,
 ) -> Shrunk {
-    let mut pass =
-        Pass { shrink, platform, flushes: FlushBatch::new(platform), sum: Shrunk::default() };
+    let mut pass = Pass {
+        shrink,
+        platform,
+        flushes: FlushBatch::new(platform),
+        waiting: Waiting::new(),
+        sum: Shrunk::default(),
+    };
     while let Some(own) = next() {
         pass.folio(own);
     }
+    pass.unmap_waiting();
     pass.flushes.finish();
     pass.sum
 }
@@ -82,6 +90,7 @@ struct Pass<'s, 'g, 'p, P: ReclaimPlatform> {
     shrink: &'s Shrink<'g>,
     platform: &'p P,
     flushes: FlushBatch<'p, P>,
+    waiting: Waiting<'p, P>,
     sum: Shrunk,
 }
 
@@ -90,27 +99,60 @@ impl<'p, P: ReclaimPlatform> Pass<'_, '_, 'p, P> {
         let folio = own.folio();
         let nr = u64::from(folio.nr_pages());
         self.sum.scanned += nr;
-        let verdict = match folio.try_lock() {
-            Some(locked) => {
-                let verdict = self.locked(&locked);
-                if verdict == Verdict::Split {
-                    return match self.split(locked, own) {
-                        Ok(()) => (),
-                        Err(own) => self.end(own, Verdict::Activate),
-                    };
-                }
-                if verdict == Verdict::Activate {
-                    self.give_place_up(&locked);
-                }
-                // Until it is unlocked nobody writes it out; a CPU may not store to it
-                // unseen after that (rule TLBB-06, race F-RACE-15).
-                if folio.has(FolioFlags::DIRTY) {
-                    self.flushes.flush_dirty();
-                }
-                verdict
+        let Some(locked) = folio.try_lock() else { return self.end(own, Verdict::Keep) };
+        match self.before_unmapping(&locked) {
+            Err(verdict) => self.unlock(own, locked, verdict),
+            Ok(()) if !folio.is_mapped() => self.behind_unmapping(own, locked),
+            Ok(()) if folio.file().is_some() => self.wait(own, locked),
+            Ok(()) => {
+                let flags = unmap_flags(folio);
+                let end = try_to_unmap(self.shrink.policy, &locked, flags, &mut self.flushes);
+                self.unmapped(own, locked, end);
             }
-            None => Verdict::Keep,
-        };
+        }
+    }
+    /// Goes on with a folio that was to be unmapped (rule RECL-06).
+    fn unmapped(
+        &mut self,
+        own: FolioRef<'p, P, Get>,
+        locked: FolioLockGuard<'p, P>,
+        end: Unmapped,
+    ) {
+        match end {
+            Unmapped::All => self.behind_unmapping(own, locked),
+            Unmapped::Kept(why) => {
+                self.sum.unmap_failed += u64::from(why != Kept::Locked);
+                self.unlock(own, locked, Verdict::Activate);
+            }
+        }
+    }
+    /// Goes on with a folio that nothing maps.
+    fn behind_unmapping(&mut self, own: FolioRef<'p, P, Get>, locked: FolioLockGuard<'p, P>) {
+        let verdict = self.leave(&locked);
+        self.unlock(own, locked, verdict);
+    }
+    /// The verdict on a folio that is still locked.
+    fn unlock(
+        &mut self,
+        own: FolioRef<'p, P, Get>,
+        locked: FolioLockGuard<'p, P>,
+        verdict: Verdict,
+    ) {
+        if verdict == Verdict::Split {
+            return match self.split(locked, own) {
+                Ok(()) => (),
+                Err(own) => self.end(own, Verdict::Activate),
+            };
+        }
+        if verdict == Verdict::Activate {
+            self.give_place_up(&locked);
+        }
+        // Until it is unlocked nobody writes it out; a CPU may not store to it
+        // unseen after that (rule TLBB-06, race F-RACE-15).
+        if own.folio().has(FolioFlags::DIRTY) {
+            self.flushes.flush_dirty();
+        }
+        drop(locked);
         self.end(own, verdict);
     }
 
@@ -136,38 +178,36 @@ impl<'p, P: ReclaimPlatform> Pass<'_, '_, 'p, P> {
         folio.enlist();
     }
 
-    /// The order of these questions is that of rule RECL-02.
-    fn locked(&mut self, locked: &FolioLockGuard<'p, P>) -> Verdict {
+    /// Whether a folio may be unmapped. The order of these questions, and of those of
+    /// [`leave`](Self::leave) behind them, is that of rule RECL-02.
+    fn before_unmapping(&mut self, locked: &FolioLockGuard<'p, P>) -> Result<(), Verdict> {
         let folio = locked.folio();
         if folio.has(FolioFlags::HWPOISON) {
-            return self.poisoned(locked);
+            return Err(self.poisoned(locked));
         }
         if folio.flags().intersects(FolioFlags::UNEVICTABLE | FolioFlags::MLOCKED) {
-            return Verdict::Activate;
+            return Err(Verdict::Activate);
         }
         if !self.shrink.may_unmap && folio.is_mapped() {
-            return Verdict::Keep;
+            return Err(Verdict::Keep);
         }
         if folio.has(FolioFlags::WRITEBACK) {
             // Whoever ends it is to free it; nobody waits here (rule RECL-03).
             folio.set_flag(FolioFlags::RECLAIM);
-            return Verdict::Activate;
+            return Err(Verdict::Activate);
         }
         if !self.shrink.ignore_references
             && let Some(verdict) = self.in_use(locked)
         {
-            return verdict;
+            return Err(verdict);
         }
         let swapbacked = folio.is_anon() && folio.has(FolioFlags::SWAPBACKED);
-        if swapbacked
-            && !folio.has(FolioFlags::SWAPCACHE)
-            && let Err(verdict) = self.place(locked)
-        {
-            return verdict;
-        }
-        if folio.is_mapped() && !self.unmap(locked) {
-            return Verdict::Activate;
-        }
+        if swapbacked && !folio.has(FolioFlags::SWAPCACHE) { self.place(locked) } else { Ok(()) }
+    }
+
+    /// Where a folio goes that nothing maps.
+    fn leave(&mut self, locked: &FolioLockGuard<'p, P>) -> Verdict {
+        let folio = locked.folio();
         // Behind the unmapping: a pin that comes later finds no entry.
         if folio.maybe_dma_pinned() {
             return Verdict::Activate;
@@ -216,25 +256,6 @@ impl<'p, P: ReclaimPlatform> Pass<'_, '_, 'p, P> {
         }
     }
 
-    /// Unmaps the folio everywhere (rule RECL-06).
-    fn unmap(&mut self, locked: &FolioLockGuard<'p, P>) -> bool {
-        let folio = locked.folio();
-        let mut flags = UnmapFlags::PUT_OFF_FLUSH;
-        // Mappings may be leaves only of what is large enough.
-        flags.set(UnmapFlags::SPLIT_PMD, folio.order() >= P::Arch::order(Level::Pmd));
-        // An entry that somebody is changing must not be overlooked: the folio would stay
-        // mapped by that one alone (race F-RACE-21).
-        let sync = folio.is_large() && !mm_sync::mutant!("reclaim.unmap.no_sync");
-        flags.set(UnmapFlags::SYNC, sync);
-        match try_to_unmap(self.shrink.policy, locked, flags, &mut self.flushes) {
-            Unmapped::All => true,
-            Unmapped::Kept(why) => {
-                self.sum.unmap_failed += u64::from(why != Kept::Locked);
-                false
-            }
-        }
-    }
-
     /// A folio that its owner gave up, and that nothing maps any more: gone, if nobody else
     /// holds it (rule RECL-09).
     fn free_lazily(&self, folio: Folio<'p, P>) -> Verdict {
@@ -276,4 +297,16 @@ fn is_last<P: ReclaimPlatform>(folio: Folio<'_, P>) -> bool {
         folio.unfreeze(1);
     }
     last
+}
+
+/// How a pass unmaps a folio (rule RECL-06).
+fn unmap_flags<P: ReclaimPlatform>(folio: Folio<'_, P>) -> UnmapFlags {
+    let mut flags = UnmapFlags::PUT_OFF_FLUSH;
+    // Mappings may be leaves only of what is large enough.
+    flags.set(UnmapFlags::SPLIT_PMD, folio.order() >= P::Arch::order(Level::Pmd));
+    // An entry that somebody is changing must not be overlooked: the folio would stay
+    // mapped by that one alone (race F-RACE-21).
+    let sync = folio.is_large() && !mm_sync::mutant!("reclaim.unmap.no_sync");
+    flags.set(UnmapFlags::SYNC, sync);
+    flags
 }

@@ -21,6 +21,7 @@ mod file;
 mod lazyfree;
 mod restore;
 mod swap;
+mod together;
 
 use crate::policy::{Strategy, by_policy};
 use crate::{E, FlushBatch, UnmapPolicy};
@@ -62,6 +63,16 @@ pub enum Unmapped {
     Kept(Kept),
 }
 
+impl Unmapped {
+    /// What came of it, if there was a reason to stop.
+    fn of<P: Platform>(folio: Folio<'_, P>, kept: Option<Kept>) -> Self {
+        if !folio.is_mapped() {
+            return Unmapped::All;
+        }
+        Unmapped::Kept(kept.unwrap_or(Kept::Overlooked))
+    }
+}
+
 /// Why a folio stays mapped. What was unmapped before stays so.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kept {
@@ -91,13 +102,48 @@ pub fn try_to_unmap<P: RmapPlatform>(
     flags: UnmapFlags,
     flushes: &mut FlushBatch<'_, P>,
 ) -> Unmapped {
-    let folio = locked.folio();
-    let slot = flushes.platform().swap().slots().slot_of(folio);
-    let mut unmap = Unmap { folio, slot, flags, flushes, kept: None };
-    by_policy!(policy, walk::<P>(&mut unmap));
-    match (folio.is_mapped(), unmap.kept) {
-        (false, _) => Unmapped::All,
-        (true, kept) => Unmapped::Kept(kept.unwrap_or(Kept::Overlooked)),
+    let mut end = Unmapped::All;
+    try_to_unmap_each(policy, &[locked], flags, flushes, |_, e| end = e);
+    end
+}
+
+/// As [`try_to_unmap`] for each of `folios`, with the same end; `ended` gets the number of the
+/// folio and what came of it. A mapping that cannot go stops the unmapping of its folio alone.
+///
+/// [`UnmapPolicy::All`] looks for neighbouring folios of one object in one walk, and takes their
+/// entries under one table lock.
+///
+/// The caller holds the locks of all the folios and a reference to each, and no table lock.
+pub fn try_to_unmap_each<P: RmapPlatform>(
+    policy: UnmapPolicy,
+    folios: &[&FolioLockGuard<'_, P>],
+    flags: UnmapFlags,
+    flushes: &mut FlushBatch<'_, P>,
+    mut ended: impl FnMut(usize, Unmapped),
+) {
+    by_policy!(policy, each::<P>(folios, flags, flushes, &mut ended));
+}
+
+fn each<B: Strategy, P: RmapPlatform>(
+    folios: &[&FolioLockGuard<'_, P>],
+    flags: UnmapFlags,
+    flushes: &mut FlushBatch<'_, P>,
+    ended: &mut dyn FnMut(usize, Unmapped),
+) {
+    let mut at = 0;
+    while let Some(first) = folios.get(at) {
+        if B::TOGETHER
+            && let Some(group) = together::Group::of(&folios[at..], flags)
+        {
+            at += group.unmap::<B>(flags, flushes, &mut |k, end| ended(at + k, end));
+            continue;
+        }
+        let folio = first.folio();
+        let slot = flushes.platform().swap().slots().slot_of(folio);
+        let mut unmap = Unmap { folio, slot, flags, flushes, kept: None };
+        walk::<B, P>(&mut unmap);
+        ended(at, Unmapped::of(folio, unmap.kept));
+        at += 1;
     }
 }
 
@@ -261,12 +307,17 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
     fn finish(&self, mm: &Mm<P>, page: u32, n: NonZeroU32) -> Step {
         let folio = self.folio;
         folio.remove_ptes(page, n, mm.id());
+        self.put(mm, page, n);
+        // All of the folio: this VMA has no more of it (rule UNMAP-15).
+        if n.get() == folio.nr_pages() { Step::LastHere } else { Step::Done(n.get() as usize) }
+    }
+    /// References follow `n` mappings that are gone.
+    fn put(&self, mm: &Mm<P>, page: u32, n: NonZeroU32) {
+        let folio = self.folio;
         folio.memmap().put_run::<Get>(FolioRun::new(folio.head(), page, n.get()));
         let observer = mm.platform().observer();
         observer.event(Event::UnmapRuns, 1);
         observer.event(Event::EntriesUnmapped, n.get().into());
-        // All of the folio: this VMA has no more of it (rule UNMAP-15).
-        if n.get() == folio.nr_pages() { Step::LastHere } else { Step::Done(n.get() as usize) }
     }
 }
 

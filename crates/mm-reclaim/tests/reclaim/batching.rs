@@ -8,7 +8,7 @@
 use crate::common::*;
 use mm_arch::model::{ModelCont, ModelPair, ModelWord};
 use mm_arch::{Arch, Entry, Level, SwapSlot};
-use mm_folio::{FolioFlags, Get, Pin};
+use mm_folio::{Folio, FolioFlags, Get, Pin};
 use mm_map::fork;
 use mm_reclaim::{ReclaimOf, Referenced, UnmapPolicy, Unmapped, referenced};
 use mm_vma::{BackingKind, Platform, RssKind, SlotRun, SlotState, SwapSlots, SwapSpace, VmaFlags};
@@ -133,6 +133,160 @@ fn files<A: Arch>(views: &[View], kind: BackingKind) -> Result<(), TestCaseError
     prop_assert_eq!(single.counts, (16, 0));
     for policy in POLICIES {
         prop_assert_eq!(&of_a_file::<A>(views, policy, kind), &single, "{:?}", policy);
+    }
+    Ok(())
+}
+
+/// Folios of one object, in ascending order.
+#[derive(Clone, Debug)]
+struct Neighbours {
+    /// Order, and pages of the object that are missing before it.
+    folios: Vec<(u32, u64)>,
+    views: Vec<Window>,
+    shmem: bool,
+    flags: mm_reclaim::UnmapFlags,
+}
+
+/// A mapping of a part of the object.
+#[derive(Clone, Debug)]
+struct Window {
+    first: u64,
+    nr: u64,
+    before_end: u64,
+    /// Pages whose number is a multiple are not mapped, dirty, protected; none if zero.
+    holes: u64,
+    dirty: u64,
+    wp: u64,
+    locked: bool,
+    armed: bool,
+}
+
+fn window() -> impl Strategy<Value = Window> {
+    let every = || prop_oneof![3 => Just(0u64), 1 => 1..40u64];
+    (
+        (0..24u64, 1..80u64),
+        prop_oneof![1 => Just(0u64), 1 => 1..40u64],
+        (every(), every(), every()),
+        (prop::bool::weighted(0.15), any::<bool>()),
+    )
+        .prop_map(|((first, nr), before_end, (holes, dirty, wp), (locked, armed))| Window {
+            first,
+            nr,
+            before_end,
+            holes,
+            dirty,
+            wp,
+            locked,
+            armed,
+        })
+}
+fn neighbours() -> impl Strategy<Value = Neighbours> {
+    use mm_reclaim::UnmapFlags as F;
+    let gap = prop_oneof![4 => Just(0u64), 1 => 1..6u64, 1 => Just(64u64)];
+    (
+        prop::collection::vec((0..=4u32, gap), 1..8),
+        prop::collection::vec(window(), 1..4),
+        any::<bool>(),
+        prop_oneof![
+            3 => Just(F::SYNC | F::PUT_OFF_FLUSH),
+            1 => Just(F::PUT_OFF_FLUSH),
+            1 => Just(F::SYNC),
+            1 => Just(F::SYNC | F::PUT_OFF_FLUSH | F::IGNORE_MLOCK),
+        ],
+    )
+        .prop_map(|(folios, views, shmem, flags)| Neighbours { folios, views, shmem, flags })
+}
+
+/// What is left of several folios.
+#[derive(Clone, PartialEq, Debug)]
+struct LeftOfAll {
+    ends: Vec<Unmapped>,
+    entries: Vec<Vec<u64>>,
+    resident: Vec<u64>,
+    folios: Vec<((i32, u32), FolioFlags)>,
+    mapped: u64,
+}
+
+/// Unmaps folios together, or one after the other.
+fn of_neighbours<A: Arch>(n: &Neighbours, policy: UnmapPolicy, together: bool) -> LeftOfAll {
+    let m = new_machine::<A>();
+    let kind = if n.shmem { BackingKind::Shmem } else { BackingKind::File };
+    let o = object(&m, kind);
+    let mut at = 0;
+    let folios: Vec<_> = n
+        .folios
+        .iter()
+        .map(|(order, gap)| {
+            let nr = 1u64 << order;
+            let first = (at + gap).next_multiple_of(nr);
+            at = first + nr;
+            (first, o.add(first, *order).expect("memory"))
+        })
+        .collect();
+    let every = |each: u64, page: u64| each > 0 && page.is_multiple_of(each);
+    let places: Vec<_> = n.views.iter().map(|w| pmd_pages::<A>() * 2 - w.before_end).collect();
+    let spaces: Vec<_> = n
+        .views
+        .iter()
+        .zip(&places)
+        .map(|(w, place)| {
+            let mm = empty_space(&m);
+            let mut flags = SHARED;
+            flags.set(VmaFlags::UFFD_WP, w.armed);
+            flags.set(VmaFlags::LOCKED, w.locked);
+            show_with(&mm, *place, w.nr, &o, w.first, flags);
+            for page in w.first..w.first + w.nr {
+                let in_folio = |f: &&(u64, Folio<'_, M<A>>)| {
+                    page.checked_sub(f.0).is_some_and(|k| k < u64::from(f.1.nr_pages()))
+                };
+                let Some((first, folio)) = folios.iter().find(in_folio) else { continue };
+                if every(w.holes, page) {
+                    continue;
+                }
+                let at = place + page - w.first;
+                map_pages(&mm, at, *folio, (page - first) as u32, 1);
+                if every(w.dirty, page) {
+                    dirty::<A>(&mm, at);
+                }
+                if A::HAS_UFFD_WP && w.armed && every(w.wp, page) {
+                    edit::<A>(&mm, at, |e| e.mkuffd_wp());
+                }
+            }
+            mm
+        })
+        .collect();
+    let held: Vec<_> = folios.iter().map(|(_, folio)| Isolated::of(*folio)).collect();
+    let locked: Vec<_> = held.iter().map(|held| &held.locked).collect();
+    let mut flushes = mm_reclaim::FlushBatch::new(&m);
+    let mut ends = Vec::new();
+    if together {
+        mm_reclaim::try_to_unmap_each(policy, &locked, n.flags, &mut flushes, |k, end| {
+            assert_eq!(k, ends.len(), "each in its turn");
+            ends.push(end);
+        });
+    } else {
+        let one = |locked: &&_| mm_reclaim::try_to_unmap(policy, locked, n.flags, &mut flushes);
+        ends.extend(locked.iter().map(one));
+    }
+    flushes.finish();
+    let left = LeftOfAll {
+        ends,
+        entries: (spaces.iter().zip(&places).zip(&n.views))
+            .map(|((mm, at), w)| (*at..at + w.nr).map(|p| pte::<A>(mm, p).raw()).collect())
+            .collect(),
+        resident: spaces.iter().map(|mm| mm.counters().resident()).collect(),
+        folios: folios.iter().map(|(_, f)| ((f.refcount(), f.mapcount()), f.flags())).collect(),
+        mapped: m.memmap().stats().nr_file_mapped.get(),
+    };
+    drop(locked);
+    drop(held);
+    finish_all(&m, spaces, vec![o]);
+    left
+}
+fn neighbours_alike<A: Arch>(n: &Neighbours) -> Result<(), TestCaseError> {
+    let single = of_neighbours::<A>(n, UnmapPolicy::Page, false);
+    for policy in POLICIES {
+        prop_assert_eq!(&of_neighbours::<A>(n, policy, true), &single, "{:?}", policy);
     }
     Ok(())
 }
@@ -398,6 +552,12 @@ proptest! {
     fn files_leave_the_same(views in prop::collection::vec(view(), 1..4), shmem in any::<bool>()) {
         let kind = if shmem { BackingKind::Shmem } else { BackingKind::File };
         on_formats!(files(&views, kind));
+    }
+    /// Rules: BATCH-18, UNMAP-01, UNMAP-03, UNMAP-07, UNMAP-08, UNMAP-12, UNMAP-14..16. Folios that
+    /// are unmapped together end as they would alone.
+    #[test]
+    fn neighbours_end_as_they_would_alone(n in neighbours()) {
+        on_formats!(neighbours_alike(&n));
     }
     /// Rules: BATCH-18, UNMAP-07, UNMAP-18, UNMAP-19, RMAP-16, RMAP-18, SWAP-02, EXCL-06.
     #[test]

@@ -7,7 +7,7 @@ use mm_fault::{FaultFlags, FaultOutcome, OrderMode, ShmemMode, ThpMode, ThpPolic
 use mm_folio::{Folio, FolioFlags, FolioRef, Get};
 use mm_map::{Advice, UffdMode, WpChange};
 use mm_pgtable::Step;
-use mm_reclaim::{FlushBatch, UnmapFlags, UnmapPolicy, Unmapped, try_to_unmap};
+use mm_reclaim::{FlushBatch, UnmapFlags, UnmapPolicy, Unmapped, try_to_unmap_each};
 use mm_sim::{
     Events, File, Host, Machine, MachineConfig, Object, Preset, Process, Shmem, ShmemKind,
 };
@@ -20,6 +20,8 @@ const BASE: u64 = 0x1000_0000_0000;
 const RIGHTS: VmaFlags = VmaFlags::READ.union(VmaFlags::WRITE);
 /// The folios that are reclaimed, of ten.
 const OF_TEN: usize = 8;
+/// The folios that a pass of reclaim has locked at the same time.
+const AT_ONCE: usize = 32;
 const FLAGS: UnmapFlags =
     UnmapFlags::SPLIT_PMD.union(UnmapFlags::SYNC).union(UnmapFlags::PUT_OFF_FLUSH);
 
@@ -194,12 +196,21 @@ impl<O: Events> Region<O> {
             folios.push(own);
         }
         let mut flushes = FlushBatch::new(host);
+        let mut locked = Vec::with_capacity(AT_ONCE);
         let start = Instant::now();
         let mut kept = 0;
-        for own in &folios {
-            let locked = own.folio().lock();
-            kept +=
-                usize::from(try_to_unmap(policy, &locked, FLAGS, &mut flushes) != Unmapped::All);
+        for folios in folios.chunks(AT_ONCE) {
+            locked.extend(folios.iter().map(|own| own.folio().lock()));
+            try_to_unmap_each(
+                policy,
+                &locked.iter().collect::<Vec<_>>(),
+                FLAGS,
+                &mut flushes,
+                |_, end| {
+                    kept += usize::from(end != Unmapped::All);
+                },
+            );
+            locked.clear();
         }
         flushes.flush();
         let us = start.elapsed().as_secs_f64() * 1e6;
