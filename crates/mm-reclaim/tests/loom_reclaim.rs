@@ -379,10 +379,10 @@ fn deferred_flush_of_neighbours_vs_protect() {
         });
         m.join().expect("thread");
         drop(flushes);
-        held.map(|(own, locked)| {
+        for (own, locked) in held {
             drop(locked);
             drop(own);
-        });
+        }
         exit(&MAP, &mm);
         drop(object);
     };
@@ -614,10 +614,10 @@ fn unmap_of_neighbours_vs_store() {
         let stored = w.join().expect("a CPU");
         let dirty = held.each_ref().map(|(own, _)| own.folio().has(FolioFlags::DIRTY));
         assert_eq!(dirty, [false, stored], "dirt is of the page that was stored to");
-        held.map(|(own, locked)| {
+        for (own, locked) in held {
             drop(locked);
             drop(own);
-        });
+        }
         exit(&MAP, &mm);
         drop(object);
     };

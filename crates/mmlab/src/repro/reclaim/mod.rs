@@ -9,7 +9,7 @@
 //! before, the page cache and the allocator behind, which its change leaves as they are.
 //!
 //! The reference loop is one read-modify-write per entry; a second one adds what the rules
-//! demand for each folio. Counts come from a small machine
+//! demand besides. Counts come from a small machine
 //! of its own, whose unmapped folios must be as many as the counts say.
 
 mod floor;
@@ -69,6 +69,10 @@ impl Op {
             Op::Swap => "swap",
             Op::UffdWp => "uffd-wp",
         }
+    }
+    /// Whether neighbouring folios can be unmapped together: those of an object.
+    fn goes_together(self) -> bool {
+        matches!(self, Op::File | Op::UffdWp)
     }
     /// Whether unmapping takes a leaf away as a whole; others it splits.
     fn takes_leaves(self, size: FolioSize) -> bool {
@@ -141,7 +145,8 @@ fn measure(op: Op, size: FolioSize, bytes: u64, rounds: usize) -> Result<Line, S
     let region = Region::<()>::new(op, size, bytes)?;
     let order = if op.takes_leaves(size) { 0 } else { size.order() };
     let entries = region.chosen().count() << order;
-    let loops = Floor::new(entries, 1 << order);
+    let together = if op.goes_together() { (512 >> order).clamp(1, region::AT_ONCE) } else { 1 };
+    let loops = Floor::new(entries, 1 << order, together);
     let mut all = [const { Vec::new() }; POLICIES.len()];
     let (mut reference, mut floor) = (Vec::new(), Vec::new());
     for round in 0..=rounds {
@@ -203,7 +208,7 @@ fn print_table(lines: &[Line], bytes: u64) {
         "`/loop`: multiple of one read-modify-write per entry, same run; `/floor`: of that and the locked",
     );
     say(
-        "operations that the rules demand for a folio; `runs`: clear calls, removals of mappings and puts of",
+        "operations that the rules demand besides; `runs`: clear calls, removals of mappings and puts of",
     );
     say("references, each, per folio.");
     let row = |line: &Line| {
@@ -306,8 +311,7 @@ mod tests {
                     assert_eq!(c["rmap_removals"], runs, "{row}");
                     // One flush for all that was put off, and one to split or take a leaf.
                     assert_eq!(c["flushes"], u64::from(runs > 0) + leaves, "{row}");
-                    let together =
-                        policy == UnmapPolicy::All && matches!(op, Op::File | Op::UffdWp);
+                    let together = policy == UnmapPolicy::All && op.goes_together();
                     let (tables, rows) = shared(size, folios as usize);
                     let put_off = if together && leaves == 0 { rows } else { runs };
                     assert_eq!(c["put_off"], put_off, "{row}");

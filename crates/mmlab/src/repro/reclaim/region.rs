@@ -21,7 +21,7 @@ const RIGHTS: VmaFlags = VmaFlags::READ.union(VmaFlags::WRITE);
 /// The folios that are reclaimed, of ten.
 const OF_TEN: usize = 8;
 /// The folios that a pass of reclaim has locked at the same time.
-const AT_ONCE: usize = 32;
+pub(super) const AT_ONCE: usize = 32;
 const FLAGS: UnmapFlags =
     UnmapFlags::SPLIT_PMD.union(UnmapFlags::SYNC).union(UnmapFlags::PUT_OFF_FLUSH);
 
