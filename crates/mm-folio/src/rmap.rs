@@ -214,7 +214,7 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         *pages += u64::from(gone.pages);
         self.queue_partial(gone);
     }
-    #[inline]
+    #[inline(always)]
     fn remove_counts(&self, first: u32, n: u32, mm: MmId) -> Unmapped {
         self.check_range(first, n);
         if self.is_large() {

@@ -294,13 +294,10 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
     /// As `rewrite`, for a change after which all entries are still there and that
     /// no CPU needs to hear of: nothing is counted and nothing is owed.
     fn rewrite_present(&mut self, run: Run<'_>, change: impl FnOnce(E<S>) -> E<S>) -> (E<S>, E<S>) {
-        let (mut first, mut young, mut dirty) = (E::<S>::NONE, false, false);
+        let (mut young, mut dirty) = (false, false);
         let (at, tlb) = (self.view.at(run.first()), self.tables.tlb());
-        S::Arch::take::<Live, S::Tlb>(self.view.table(), at, run.nr(), &tlb, |k, e| {
+        let first = S::Arch::take_run(self.view.table(), at, run.nr(), &tlb, |e| {
             debug_assert!(e.is_present(Level::Pte));
-            if k == 0 {
-                first = e;
-            }
             young |= e.is_young();
             dirty |= e.is_dirty();
         });

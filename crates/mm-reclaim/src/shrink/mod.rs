@@ -6,6 +6,9 @@
 //! its content is kept. Whatever stands in the way ends it with a label: back to its list, or
 //! to the active one. What goes is given away behind one flush for many (rule RECL-10).
 //!
+//! Mapped pages of objects wait, locked, for others, so that neighbours are unmapped in one walk.
+//! Each folio lock is tried for: a pass that holds some waits for none.
+//!
 //! ```text
 //!   lock ─► evictable? ─► written out? ─► used? ─► place in swap ─► unmap ─► pinned?
 //!     ─► dirty? ─► leaves its object, if nobody else holds it and it is clean ─► freed

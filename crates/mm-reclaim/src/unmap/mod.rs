@@ -294,6 +294,7 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
 
     /// Makes a flush that is owed, or puts it off; `dirty` says whether one of the entries
     /// was.
+    #[inline]
     fn flush(&mut self, mm: &Mm<P>, owed: Flush<'_, <P as TableSpace>::Tlb>, dirty: bool) {
         if self.flags.contains(UnmapFlags::PUT_OFF_FLUSH) {
             self.flushes.put_off(mm, owed, dirty);
@@ -304,6 +305,7 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
 
     /// `n` entries are gone, and counted out of the space: map counts and references
     /// follow, all by `n` (rule UNMAP-14). The caller's own reference keeps the folio.
+    #[inline]
     fn finish(&self, mm: &Mm<P>, page: u32, n: NonZeroU32) -> Step {
         let folio = self.folio;
         folio.remove_ptes(page, n, mm.id());
@@ -312,6 +314,7 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
         if n.get() == folio.nr_pages() { Step::LastHere } else { Step::Done(n.get() as usize) }
     }
     /// References follow `n` mappings that are gone.
+    #[inline]
     fn put(&self, mm: &Mm<P>, page: u32, n: NonZeroU32) {
         let folio = self.folio;
         folio.memmap().put_run::<Get>(FolioRun::new(folio.head(), page, n.get()));
