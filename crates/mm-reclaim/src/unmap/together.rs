@@ -168,7 +168,7 @@ impl<'u, 'm, P: RmapPlatform> Group<'u, 'm, P> {
     ) -> bool {
         let (folio, nr) = (unmap.folio, visit.nr_pages as usize);
         let (observer, base) = (mm.platform().observer(), P::Arch::shift(Level::Pmd));
-        if !held.as_ref().is_some_and(|h| h.table.va_of(0) == visit.va.align_down(base)) {
+        if held.as_ref().is_none_or(|h| h.table.va_of(0) != visit.va.align_down(base)) {
             leave(unmap, mm, held.take());
             *held = mm.tables().lock_table(visit.stay, visit.va).map(|table| {
                 observer.event(Event::Locks, 1);
