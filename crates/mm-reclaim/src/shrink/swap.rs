@@ -1,7 +1,7 @@
 //! Folios on their way to a swap device: anonymous ones, whose entries say where they are,
 //! and those of shared memory, whose object does.
 
-use super::{Pass, Verdict};
+use super::{Pass, Verdict, is_last};
 use crate::{ReclaimPlatform, UnmapPolicy};
 use mm_folio::{Folio, FolioFlags, FolioLockGuard, FolioRef, Get};
 use mm_rmap::{Batching, SplitFolio, split_anon_folio};
@@ -47,6 +47,11 @@ impl<'p, P: ReclaimPlatform> Pass<'_, '_, 'p, P> {
     /// RECL-08).
     pub(super) fn write_and_evict(&mut self, locked: &FolioLockGuard<'p, P>) -> Verdict {
         let folio = locked.folio();
+        // Nobody wants it any more: whoever took the last entry off its slots found it locked,
+        // and left it (rules SWAP-03, SWAP-04).
+        if self.platform.swap().slots().free(locked) {
+            return if is_last(folio) { Verdict::Freed } else { Verdict::Keep };
+        }
         if folio.has(FolioFlags::DIRTY) {
             // Who holds it may store to it behind the write.
             if folio.refcount() != folio.nr_pages() as i32 + 1 {

@@ -7,7 +7,7 @@ mod generic {
     use mm_reclaim::{
         ReclaimOf, ReclaimPlatform, Shrink, Shrunk, UnmapPolicy, madvise_free, shrink_folios,
     };
-    use mm_rmap::model::ModelConfig;
+    use mm_rmap::model::{ModelConfig, UnmapBy, unmap_to_swap};
     use mm_vma::{Event, Platform, RssKind, SlotRun, SwapSpace, read_folio};
 
     fn machine<A: Arch>(swap_slots: u32) -> M<A> {
@@ -122,6 +122,22 @@ mod generic {
         }
     }
 
+    /// Whoever takes the last entries off the slots finds the folio locked.
+    pub fn what_nobody_wants_is_not_written<A: Arch>() {
+        let m = machine::<A>(255);
+        let p = space::<A>(&m, 32);
+        let folio = m.memmap().folio(map_folio(&p, 16, 4).head());
+        let locked = folio.lock();
+        m.slots().add(&locked).expect("room");
+        unmap_to_swap(&m, &locked, UnmapBy::Run).expect("no pins");
+        mm_map::exit(&BATCHED, &p);
+        drop((locked, p));
+        assert_eq!((m.folios_in_use(), m.slots().in_use().len()), (1, 16));
+        assert_eq!(pass(&m, UnmapPolicy::All, folio).reclaimed, 16);
+        assert_eq!((m.folios_in_use(), m.slots().in_use().len()), (0, 0));
+        assert_eq!(m.events().get(Event::PagesSwappedOut), 0);
+    }
+
     pub fn what_was_given_up_frees_its_slots<A: Arch>() {
         let m = machine::<A>(255);
         let p = space::<A>(&m, 32);
@@ -146,6 +162,8 @@ on_all! {
     what_cannot_be_written_stays_in_memory;
     /// Rules: RECL-11.
     scarce_slots_are_given_up;
+    /// Rules: SWAP-03, SWAP-04.
+    what_nobody_wants_is_not_written;
     /// Rules: MADV-02.
     what_was_given_up_frees_its_slots;
 }
