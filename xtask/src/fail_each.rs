@@ -37,7 +37,7 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
         let mut c = ws.cargo(&["run", "--quiet", "--package", "mmlab", "--", "run"]);
         c.args(&files).args(["--fail-each", sample, "--policy", policy, "--arch", formats]);
         // What a scenario needs; the more memory, the more an audit looks at.
-        c.args(["--memory", "64M"]);
+        c.args(["--memory", "16M"]);
         let n = files.len();
         eprintln!("+ mmlab run <{n} scenarios> --fail-each {sample} --policy {policy}");
         let out = c.output().map_err(|e| cmd::spawn_error(&c, &e))?;

@@ -106,7 +106,7 @@ fn check(
     // The observations are for people; the verdicts come on both streams.
     c.args(files).args(["--arch", formats, "--policy", policy, "--check", "--audit"]);
     // What a scenario needs; the more memory, the more an audit looks at.
-    c.args(["--memory", "64M"]);
+    c.args(["--memory", "16M"]);
     let n = files.len();
     eprintln!("+ mmlab run <{n} scenarios> --arch {formats} --policy {policy} --check --audit");
     let out = c.output().map_err(|e| cmd::spawn_error(&c, &e))?;

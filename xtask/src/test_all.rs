@@ -11,7 +11,7 @@ use crate::cmd::{self, Error};
 use crate::properties::{SEED, SEED_VARIABLE};
 use crate::step::{Outcome, Report};
 use crate::workspace::Workspace;
-use crate::{fail_each, instructions, loom, no_std, rules, scenarios};
+use crate::{fail_each, instructions, loom, no_std, rules, scenarios, stress};
 
 /// Longest that an example may run.
 const EXAMPLE_LIMIT: Duration = Duration::from_secs(120);
@@ -30,7 +30,7 @@ pub struct Options {
 type Step = fn(&Workspace) -> Result<Outcome, Error>;
 
 /// The steps in order: what fails fast comes first.
-const STEPS: [(&str, Step); 13] = [
+const STEPS: [(&str, Step); 14] = [
     ("fmt", fmt),
     ("rules", |ws| rules::run(ws, &rules::Options::quiet())),
     ("deny", deny),
@@ -43,6 +43,7 @@ const STEPS: [(&str, Step); 13] = [
     ("loom", |ws| loom::run(ws, &loom::Options::bounded())),
     ("scenarios", |ws| scenarios::run(ws, &scenarios::Options::default())),
     ("fail-each", |ws| fail_each::run(ws, &fail_each::Options::default())),
+    ("stress", |ws| stress::run(ws, &stress::Options::default())),
     ("instructions", |ws| instructions::run(ws, &instructions::Options::default())),
 ];
 

@@ -27,7 +27,7 @@ fn supported() -> Vec<Entry> {
 }
 
 fn options() -> RunOptions {
-    let machine = MachineConfig { bytes: 48 << 20, poison: true, ..MachineConfig::default() };
+    let machine = MachineConfig { bytes: 16 << 20, poison: true, ..MachineConfig::default() };
     RunOptions { machine, audit: true, fail_after: None }
 }
 
