@@ -32,7 +32,7 @@ pub struct Options {
 pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
     let files = scenarios::supported(ws)?;
     let (runs, sample) = if o.deep { (&RUNS[..], "all") } else { (&RUNS[..1], SAMPLE) };
-    let (mut tried, mut failed) = (0, Vec::new());
+    let (mut tried, mut failed) = (0u64, Vec::new());
     for (policy, formats) in runs {
         let mut c = ws.cargo(&["run", "--quiet", "--package", "mmlab", "--", "run"]);
         c.args(&files).args(["--fail-each", sample, "--policy", policy, "--arch", formats]);
@@ -45,9 +45,11 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
         print!("{text}");
         eprint!("{}", String::from_utf8_lossy(&out.stderr));
         // The counts too: a program that tried nothing also exits with 0.
-        match (scenarios::tally(&text), self::tried(&text)) {
-            (Some(tally), Some(some)) if out.status.success() && tally.is_whole(n) && some > 0 => {
-                tried += some;
+        match (scenarios::tally(&text), self::tried(&text).as_slice()) {
+            (Some(tally), [frames, heap])
+                if out.status.success() && tally.is_whole(n) && *frames > 0 && *heap > 0 =>
+            {
+                tried += frames + heap;
             }
             _ => failed.push(*policy),
         }
@@ -58,9 +60,10 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
     })
 }
 
-/// The allocations that were made to fail: `N of N allocations …`.
-fn tried(text: &str) -> Option<u64> {
-    text.lines().rev().find_map(|line| line.split_once(" of ")?.0.parse().ok())
+/// The allocations that were made to fail, of each kind: `N of N allocations of …`.
+fn tried(text: &str) -> Vec<u64> {
+    let of = |line: &str| line.split_once(" allocations of ")?.0.split_once(" of ")?.0.parse().ok();
+    text.lines().filter_map(of).collect()
 }
 
 #[cfg(test)]
@@ -68,9 +71,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_count_is_read() {
-        let text = "x: why\n12 of 90 allocations made to fail, 8 refused\n3 passed, 0 failed\n";
-        assert_eq!(tried(text), Some(12));
-        assert_eq!(tried("3 passed, 0 failed\n"), None);
+    fn the_counts_are_read() {
+        let text = "x: why\n12 of 90 allocations of frames made to fail, 8 refused\n\
+                    3 of 4 allocations of the heap made to fail, 1 refused\n3 passed, 0 failed\n";
+        assert_eq!(tried(text), [12, 3]);
+        assert!(tried("3 passed, 0 failed\n").is_empty());
     }
 }

@@ -44,7 +44,8 @@
 //! * A CPU walks again only when it has to, and forgets only what is flushed. A
 //!   flush waits for accesses under way on other CPUs, as an interrupt does.
 //! * Frames come lowest address first, so that a run is deterministic, and the
-//!   n-th allocation can be made to fail ([`Frames::fail_after`]).
+//!   n-th allocation can be made to fail ([`Frames::fail_after`]); so can one of the heap,
+//!   in a program with a [`FailingHeap`].
 //! * Bugs can be planted ([`Plant`]), to see that they are caught.
 //!
 //! # Invariants
@@ -84,6 +85,7 @@ mod device;
 mod epochs;
 mod events;
 mod frames;
+mod heap;
 mod machine;
 mod migrate;
 mod platform;
@@ -102,14 +104,15 @@ pub use device::{File, FileError, Object, Shmem, ShmemKind, Swap};
 pub use epochs::ThreadHandles;
 pub use events::{EventCounts, Events};
 pub use frames::{FrameSource, FrameUse, Frames};
+pub use heap::FailingHeap;
 pub use machine::{Machine, MachineConfig, MachineError};
 pub use platform::Host;
 pub use policy::{Policy, Preset};
 pub use process::{AccessError, FaultRecord, FaultRecords, Process, UserFaultRecord};
 pub use ram::{POISON, Ram};
 pub use run::{
-    Absorbed, BlockCounts, FailEachError, Feature, RunError, RunOptions, capabilities, fail_each,
-    run, run_counting, run_dumping,
+    Absorbed, BlockCounts, FailEachError, Feature, Memory, RunError, RunOptions, capabilities,
+    fail_each, run, run_counting, run_dumping,
 };
 pub use syscalls::{MlockError, Pinned, RemoteError, SwapOffError};
 pub use tables::FrameTables;

@@ -9,7 +9,7 @@ use mm_arm64::{Arm64, Granule4K, Granule4KLpa2, Granule16K, Granule64K};
 use mm_riscv::{Riscv, Sv39, Sv48, Sv57};
 use mm_scenario::Scenario;
 use mm_scenario::observe::{Record, TableDump};
-use mm_sim::{Absorbed, BlockCounts, FailEachError, Policy, RunError, RunOptions};
+use mm_sim::{Absorbed, BlockCounts, FailEachError, Memory, Policy, RunError, RunOptions};
 
 /// An entry format, and what commands do with it.
 #[derive(Clone, Copy)]
@@ -42,7 +42,12 @@ pub struct Format {
 type Run<T, U = ()> = fn(&Scenario, &Policy, &RunOptions, &mut dyn FnMut(T)) -> Result<U, RunError>;
 
 /// Runs a scenario again and again.
-type FailEach = fn(&Scenario, &Policy, &RunOptions, Option<u64>) -> Result<Absorbed, FailEachError>;
+type FailEach = fn(
+    &Scenario,
+    &Policy,
+    &RunOptions,
+    Option<u64>,
+) -> Result<[(Memory, Absorbed); 2], FailEachError>;
 
 impl std::fmt::Debug for Format {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

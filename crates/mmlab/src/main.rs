@@ -14,6 +14,10 @@ mod run;
 use clap::Parser;
 use std::process::ExitCode;
 
+/// For `run --fail-each`.
+#[global_allocator]
+static HEAP: mm_sim::FailingHeap = mm_sim::FailingHeap;
+
 fn main() -> ExitCode {
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,

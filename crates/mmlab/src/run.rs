@@ -14,8 +14,8 @@ use mm_scenario::corpus::{self, CorpusError, Entry};
 use mm_scenario::observe::Record;
 use mm_scenario::{Scenario, first_difference};
 use mm_sim::{
-    Absorbed, BlockCounts, FailEachError, Feature, MachineConfig, Preset, RunError, RunOptions,
-    capabilities,
+    Absorbed, BlockCounts, FailEachError, Feature, MachineConfig, Memory, Preset, RunError,
+    RunOptions, capabilities,
 };
 use mmlab_formats::Format;
 use rayon::prelude::*;
@@ -297,12 +297,12 @@ fn fail_each(lab: &Lab, policy: Preset, sample: Sample, scenarios: &[Scenario]) 
         Err(e) => return cli::bad_input(e),
     };
     let (mut passed, mut failed, mut not_applicable) = (0, 0, 0);
-    let mut all = Absorbed::default();
+    let mut all: BTreeMap<Memory, Absorbed> = BTreeMap::new();
     for (format, _, result) in verdicts {
         match result {
             Ok(absorbed) => {
                 passed += 1;
-                all += absorbed;
+                absorbed.into_iter().for_each(|(memory, a)| *all.entry(memory).or_default() += a);
             }
             Err(FailEachError::Run(RunError::Lacks { .. })) => not_applicable += 1,
             Err(FailEachError::Run(e)) if e.is_bad_input() => return cli::bad_input(e),
@@ -312,8 +312,10 @@ fn fail_each(lab: &Lab, policy: Preset, sample: Sample, scenarios: &[Scenario]) 
             }
         }
     }
-    let Absorbed { allocations, tried, refused } = all;
-    say(format_args!("{tried} of {allocations} allocations made to fail, {refused} refused"));
+    for (memory, Absorbed { allocations, tried, refused }) in all {
+        let of = format_args!("{allocations} allocations of {memory}");
+        say(format_args!("{tried} of {of} made to fail, {refused} refused"));
+    }
     let not_applicable =
         if not_applicable == 0 { String::new() } else { format!(", {not_applicable} n/a") };
     say(format_args!("{passed} passed, {failed} failed{not_applicable}"));

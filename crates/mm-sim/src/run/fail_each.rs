@@ -7,10 +7,28 @@ use mm_scenario::observe::{Body, Record};
 use mm_scenario::{Advice, Difference, Mode, Op, Scenario, first_difference};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What became of the failures.
+/// What is allocated.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Memory {
+    /// Folios and page tables.
+    Frames,
+    /// Everything that is kept about them, from the heap.
+    Heap,
+}
+
+impl std::fmt::Display for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Memory::Frames => "frames",
+            Memory::Heap => "the heap",
+        })
+    }
+}
+
+/// What became of the failures of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Absorbed {
-    /// Allocations of folios and page tables that the scenario asks for.
+    /// Allocations that the scenario asks for.
     pub allocations: u64,
     /// Of these, how many were made to fail, each in a run of its own.
     pub tried: u64,
@@ -33,27 +51,43 @@ pub enum FailEachError {
     /// It does not even run.
     #[error(transparent)]
     Run(#[from] RunError),
+    /// A library crate takes from the heap what cannot be refused.
+    #[error("{file}: {place} cannot be refused what it allocates")]
+    Unrefusable {
+        /// The scenario.
+        file: String,
+        /// File and line.
+        place: &'static str,
+    },
     /// The machine is in a state that must not exist, or something never came back.
-    #[error("with allocation {index} failing: {why}")]
+    #[error("with allocation {index} of {memory} failing: {why}")]
     Broken {
+        /// What failed.
+        memory: Memory,
         /// Allocations before the one that failed.
         index: u64,
         /// What was found.
         why: RunError,
     },
     /// The machine panicked.
-    #[error("{file}: with allocation {index} failing: a panic")]
+    #[error("{file}: with allocation {index} of {memory} failing: a panic")]
     Panicked {
         /// The scenario.
         file: String,
+        /// What failed.
+        memory: Memory,
         /// Allocations before the one that failed.
         index: u64,
     },
     /// A process sees what a failed allocation does not explain.
-    #[error("{file}: with allocation {index} failing, in line {failed_in}: {difference}")]
+    #[error(
+        "{file}: with allocation {index} of {memory} failing, in line {failed_in}: {difference}"
+    )]
     Seen {
         /// The scenario.
         file: String,
+        /// What failed.
+        memory: Memory,
         /// Allocations before the one that failed.
         index: u64,
         /// The line whose allocation failed; 0 for none.
@@ -63,9 +97,10 @@ pub enum FailEachError {
     },
 }
 
-/// Runs `scenario` once, then with allocations of it failing, one in each run: all, or about
-/// `sample` of them, which lie over all of the scenario. Every run is audited, whatever
-/// `options` say.
+/// Runs `scenario` once, then with allocations of it failing, one in each run: of each kind all, or
+/// about `sample` of them, which lie over all of the scenario. Every run is audited, whatever
+/// `options` say. The heap is tried where the program's allocator is a
+/// [`FailingHeap`](crate::FailingHeap).
 ///
 /// The line whose allocation fails must print that there was no memory, in the words that the
 /// kernel has for it there, or what it prints otherwise, and so must all lines before it; all
@@ -74,15 +109,16 @@ pub enum FailEachError {
 ///
 /// # Errors
 ///
-/// If one of this does not hold, or the run panics.
+/// If one of this does not hold, or the run panics; if a library crate takes from the heap what
+/// cannot be refused.
 pub fn fail_each<A: Arch>(
     scenario: &Scenario,
     policy: &Policy,
     options: &RunOptions,
     sample: Option<u64>,
-) -> Result<Absorbed, FailEachError> {
-    let run = |fail_after| {
-        let options = RunOptions { audit: true, fail_after, ..*options };
+) -> Result<[(Memory, Absorbed); 2], FailEachError> {
+    let run = |fail_after, fail_heap_after| {
+        let options = RunOptions { audit: true, fail_after, fail_heap_after, ..*options };
         let mut records = Vec::new();
         let ran = run_machine::<A>(scenario, policy, &options, None, &mut |printed| {
             if let Printed::Record(record) = printed {
@@ -91,33 +127,46 @@ pub fn fail_each<A: Arch>(
         });
         ran.map(|ran| (ran, records))
     };
-    let (ran, clean) = run(None)?;
-    let mut absorbed = Absorbed { allocations: ran.allocations, ..Absorbed::default() };
-    for index in sampled(ran.allocations, sample) {
-        absorbed.tried += 1;
-        let (ran, records) = match catch_unwind(AssertUnwindSafe(|| run(Some(index)))) {
-            Ok(Ok(ran)) => ran,
-            // There is not even a first process.
-            Ok(Err(RunError::NoMemory { .. })) => {
-                absorbed.refused += 1;
-                continue;
-            }
-            Ok(Err(why)) => return Err(FailEachError::Broken { index, why }),
-            Err(_) => {
-                return Err(FailEachError::Panicked { file: scenario.name.clone(), index });
-            }
-        };
-        match judge(scenario, &clean, &records, ran.failed_in) {
-            Ok(true) => {}
-            Ok(false) => absorbed.refused += 1,
-            Err(d) => {
-                let (file, difference) = (scenario.name.clone(), Box::new(d));
-                let failed_in = ran.failed_in.unwrap_or(0);
-                return Err(FailEachError::Seen { file, index, failed_in, difference });
+    let (ran, clean) = run(None, Some(u64::MAX))?;
+    if let Some(place) = ran.unrefusable {
+        return Err(FailEachError::Unrefusable { file: scenario.name.clone(), place });
+    }
+    let frames = (Memory::Frames, ran.allocations.frames);
+    let mut all = [frames, (Memory::Heap, ran.allocations.heap)]
+        .map(|(memory, allocations)| (memory, Absorbed { allocations, ..Absorbed::default() }));
+    for (memory, absorbed) in &mut all {
+        let memory = *memory;
+        for index in sampled(absorbed.allocations, sample) {
+            absorbed.tried += 1;
+            let failing = || match memory {
+                Memory::Frames => run(Some(index), None),
+                Memory::Heap => run(None, Some(index)),
+            };
+            let (ran, records) = match catch_unwind(AssertUnwindSafe(failing)) {
+                Ok(Ok(ran)) => ran,
+                // There is not even a first process.
+                Ok(Err(RunError::NoMemory { .. })) => {
+                    absorbed.refused += 1;
+                    continue;
+                }
+                Ok(Err(why)) => return Err(FailEachError::Broken { memory, index, why }),
+                Err(_) => {
+                    let file = scenario.name.clone();
+                    return Err(FailEachError::Panicked { file, memory, index });
+                }
+            };
+            match judge(scenario, &clean, &records, ran.failed_in) {
+                Ok(true) => {}
+                Ok(false) => absorbed.refused += 1,
+                Err(d) => {
+                    let (file, difference) = (scenario.name.clone(), Box::new(d));
+                    let failed_in = ran.failed_in.unwrap_or(0);
+                    return Err(FailEachError::Seen { file, memory, index, failed_in, difference });
+                }
             }
         }
     }
-    Ok(absorbed)
+    Ok(all)
 }
 
 /// Whether a run whose allocation failed in `failed_in` printed what it would have printed

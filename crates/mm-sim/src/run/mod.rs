@@ -17,7 +17,7 @@ use crate::events::Events;
 use crate::scan::stored_entry;
 use crate::{
     AuditViolation, EventCounts, Host, Machine, MachineConfig, Pinned, Policy, Process,
-    SwapOffError, audit, leaks,
+    SwapOffError, audit, heap, leaks,
 };
 use mm_arch::explain::Explain;
 use mm_arch::{Arch, VirtAddr, VirtRange};
@@ -38,7 +38,7 @@ use tables::Describe;
 
 pub use blocks::BlockCounts;
 pub use error::RunError;
-pub use fail_each::{Absorbed, FailEachError, fail_each};
+pub use fail_each::{Absorbed, FailEachError, Memory, fail_each};
 pub use needs::Feature;
 pub use observe::capabilities;
 
@@ -52,6 +52,9 @@ pub struct RunOptions {
     /// Makes the allocation after this many fail, of folios and page tables
     /// alike, counted from the first line on.
     pub fail_after: Option<u64>,
+    /// The same of the heap, in a program whose allocator is [`FailingHeap`](crate::FailingHeap):
+    /// what may be refused is counted, in the first process's making and in operations.
+    pub fail_heap_after: Option<u64>,
 }
 
 impl Default for RunOptions {
@@ -60,6 +63,7 @@ impl Default for RunOptions {
             machine: MachineConfig::default(),
             audit: cfg!(debug_assertions),
             fail_after: None,
+            fail_heap_after: None,
         }
     }
 }
@@ -135,6 +139,7 @@ fn run_machine<A: Arch>(
     runner.stats = observe::counters(runner.host());
     let before = runner.host().frames().nr_asked();
     runner.host().frames().fail_after(options.fail_after);
+    heap::fail_after(options.fail_heap_after);
     for line in scenario.setup() {
         runner.step(line, print)?;
     }
@@ -151,7 +156,11 @@ fn run_machine<A: Arch>(
     }
     let ran = Ran {
         blocks: blocks.counts(&runner),
-        allocations: runner.host().frames().nr_asked() - before,
+        allocations: Allocations {
+            frames: runner.host().frames().nr_asked() - before,
+            heap: heap::nr_asked(),
+        },
+        unrefusable: heap::unrefusable(),
         failed_in: runner.failed_in,
     };
     runner.finish()?;
@@ -162,9 +171,17 @@ fn run_machine<A: Arch>(
 struct Ran {
     blocks: BlockCounts,
     /// Allocations that were asked for.
-    allocations: u64,
+    allocations: Allocations,
+    /// An allocation of the heap that a library crate makes and cannot be refused.
+    unrefusable: Option<&'static str>,
     /// The line whose allocation was made to fail.
     failed_in: Option<u32>,
+}
+
+/// Allocations that can be made to fail.
+struct Allocations {
+    frames: u64,
+    heap: u64,
 }
 
 /// What a run prints.
@@ -247,7 +264,7 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
     }
     /// Makes `p0`.
     fn start(&mut self, at: Option<&Line>) -> Result<(), RunError> {
-        let process = self.machine.spawn().map_err(|e| self.no_memory(at, &e))?;
+        let process = heap::watched(|| self.machine.spawn()).map_err(|e| self.no_memory(at, &e))?;
         self.insert(ProcId::FIRST, process);
         Ok(())
     }
@@ -265,9 +282,9 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
 
     /// Does one operation, then audits.
     fn step(&mut self, line: &Line, print: &mut dyn FnMut(Printed)) -> Result<(), RunError> {
-        let pending = !self.host().frames().failure_is_spent();
-        let outcome = self.operation(line)?;
-        if pending && self.host().frames().failure_is_spent() {
+        let pending = self.failure_is_pending();
+        let outcome = heap::watched(|| self.operation(line))?;
+        if pending && !self.failure_is_pending() {
             self.failed_in = Some(line.line_no);
         }
         self.machine.settle();
@@ -285,6 +302,9 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
             self.check(Some(line), self.violations())?;
         }
         Ok(())
+    }
+    fn failure_is_pending(&self) -> bool {
+        !self.host().frames().failure_is_spent() || !heap::failure_is_spent()
     }
     fn violations(&self) -> Vec<AuditViolation> {
         let pins = self.procs.values().flat_map(|p| p.pins.values().map(|h| &h.pages));

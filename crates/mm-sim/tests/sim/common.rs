@@ -44,7 +44,7 @@ pub fn printed(lines: &str) -> Vec<String> {
 fn printed_under(lines: &str, preset: Preset) -> Vec<String> {
     let scenario = Scenario::parse("lines", lines).expect("parses");
     let machine = MachineConfig { bytes: 16 << 20, poison: true, ..MachineConfig::default() };
-    let options = RunOptions { machine, audit: true, fail_after: None };
+    let options = RunOptions { machine, audit: true, ..RunOptions::default() };
     let mut got = Vec::new();
     let printed = &mut |r: mm_scenario::observe::Record| got.push(r.to_json());
     run::<X86_64>(&scenario, &preset.policy(), &options, printed).expect("runs");

@@ -3,6 +3,9 @@
 //! One binary: the crates are generic, and each binary would compile its own copy of them.
 #![cfg(not(loom))]
 
+#[global_allocator]
+static HEAP: mm_sim::FailingHeap = mm_sim::FailingHeap;
+
 mod advice;
 mod collapse;
 mod common;

@@ -28,7 +28,7 @@ fn supported() -> Vec<Entry> {
 
 fn options() -> RunOptions {
     let machine = MachineConfig { bytes: 16 << 20, poison: true, ..MachineConfig::default() };
-    RunOptions { machine, audit: true, fail_after: None }
+    RunOptions { machine, audit: true, ..RunOptions::default() }
 }
 
 fn all_pass<A: Arch>(preset: Preset) {
@@ -174,9 +174,10 @@ fn a_failed_allocation_is_an_errno_and_leaks_nothing() {
         let policy = Preset::Best.policy();
         for run in [fail_each::<X86_64>, fail_each::<Arm64<Granule4K>>] {
             let some = run(&scenario, &policy, &options(), Some(8));
-            let some = some.unwrap_or_else(|e| panic!("{e}"));
-            assert_eq!(some.tried, some.allocations.min(8));
-            assert!(some.refused > 0, "{name}: {some:?}");
+            for (memory, some) in some.unwrap_or_else(|e| panic!("{e}")) {
+                assert_eq!(some.tried, some.allocations.min(8));
+                assert!(some.refused > 0, "{name}: {memory}: {some:?}");
+            }
         }
     }
 }

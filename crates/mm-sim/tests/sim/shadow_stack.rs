@@ -82,7 +82,7 @@ fn no_large_folio_on_any_way() {
         observe p0 t\nobserve p1 s:0+512\nobserve p0 plain\n";
     let scenario = Scenario::parse("shstk", lines).expect("parses");
     let machine = MachineConfig { bytes: 64 << 20, poison: true, ..MachineConfig::default() };
-    let options = RunOptions { machine, audit: true, fail_after: None };
+    let options = RunOptions { machine, audit: true, ..RunOptions::default() };
     let expected = [
         r#"{"line":16,"op":"content","p":"p1","r":"s","c":[[0,512,"3"]]}"#,
         r#"{"line":17,"op":"content","p":"p0","r":"t","c":[[0,1024,"4"]]}"#,

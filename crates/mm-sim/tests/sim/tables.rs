@@ -88,7 +88,7 @@ fn listed() -> BTreeSet<Row> {
 #[test]
 fn equal_those_of_a_real_kernel() {
     let machine = MachineConfig { bytes: 64 << 20, poison: true, ..MachineConfig::default() };
-    let options = RunOptions { machine, audit: true, fail_after: None };
+    let options = RunOptions { machine, audit: true, ..RunOptions::default() };
     let (mut compared, mut found) = (0, BTreeSet::new());
     let mut files: Vec<_> =
         fs::read_dir(tables()).expect("folder").map(|f| f.expect("file").path()).collect();

@@ -152,7 +152,7 @@ pub fn printed(
 ) -> Result<Vec<String>, String> {
     let scenario = Scenario::parse("random", text).map_err(|e| format!("{e}\n{text}"))?;
     let machine = MachineConfig { bytes: 48 << 20, poison: true, ..MachineConfig::default() };
-    let options = RunOptions { machine, audit: true, fail_after };
+    let options = RunOptions { machine, audit: true, fail_after, ..RunOptions::default() };
     let mut out = Vec::new();
     match run::<X86_64>(&scenario, policy, &options, &mut |r| out.push(r.to_json())) {
         Err(RunError::NoMemory { .. }) if fail_after == Some(0) && out.is_empty() => Ok(out),
