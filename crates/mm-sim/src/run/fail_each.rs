@@ -180,7 +180,15 @@ fn judge(
     // Which pages that were given up are still there depends on the folios that they are in.
     let is_free = |op: &Op| matches!(op, Op::Madvise { advice: Advice::Free, .. });
     let given_up = scenario.ops.iter().find(|l| is_free(&l.op)).map(|l| l.line_no);
-    let last = given_up.map_or(u32::MAX, |line| line.max(failed_in.unwrap_or(0)));
+    // A folio of shared memory that lies across the new end and cannot be split shows zeros behind
+    // it, where there would be a signal (rule FILE-05).
+    let is_cut = |op: &Op| matches!(op, Op::Truncate { .. });
+    let cut = scenario.ops.iter().find(|l| failed_in == Some(l.line_no) && is_cut(&l.op));
+    let last = match (cut, given_up) {
+        (Some(line), _) => line.line_no,
+        (None, Some(line)) => line.max(failed_in.unwrap_or(0)),
+        (None, None) => u32::MAX,
+    };
     let until = |records: &[Record]| -> Vec<Record> {
         records.iter().filter(|r| r.line <= last).cloned().collect()
     };
