@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn functions_are_told_apart_by_their_files() {
-        let of = |name, file| place(name, file, 7);
+        let of = |name: &'static str, file: &str| place(name, file, 7);
         let std = "/rustc/1/library/alloc/src/raw_vec/mod.rs";
         assert_eq!(of("<alloc::raw_vec::RawVec<mm_vma::Vma>>::try_reserve", std), None);
         assert_eq!(of("__rustc::__rust_alloc", "/src/crates/mmlab/src/main.rs"), None);
