@@ -334,7 +334,7 @@ fn a_page_that_comes_back_beside_a_fork_is_shared() {
         let writable = [parents, childs].iter().any(|e| e.0.is_writable(Level::Pte));
         finish(&p, &[&child, &mm], None);
         assert!(parents.1 != childs.1 || !writable, "one reads what the other stores");
-        assert_eq!(p.slots().in_use().len(), 0);
+        assert_eq!(p.slots().in_use().count(), 0);
     }
     race("swap-in vs fork", model, &["map.fork.swap_exclusive"]);
 }

@@ -524,6 +524,22 @@ impl Op {
         }
     }
 
+    /// The file that the operation is on, made before.
+    #[must_use]
+    pub const fn file(&self) -> Option<FileId> {
+        match *self {
+            Self::Fsync { file }
+            | Self::Drop { file }
+            | Self::Truncate { file, .. }
+            | Self::Punch { file, .. }
+            | Self::Fcontent { file }
+            | Self::Dread { file, .. }
+            | Self::Dwrite { file, .. }
+            | Self::Mmap { source: MapSource::File { file, .. }, .. } => Some(file),
+            _ => None,
+        }
+    }
+
     /// Whether the operation is one of policy and set-up. A run of these at the top of a file is
     /// done before the first process is made.
     #[must_use]

@@ -70,7 +70,7 @@ fn once(cell: &str) -> Result<Option<u64>, Box<dyn Error>> {
     let step = 1 << order;
     let access = match kind {
         "file" => {
-            let file = File::new(host, PAGES);
+            let file = File::new(host, PAGES).expect("memory");
             for page in (0..PAGES).step_by(step) {
                 file.write(page, step as u64, &|_, _| 0)?;
             }

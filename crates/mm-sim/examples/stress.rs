@@ -63,8 +63,10 @@ fn round<A: Arch>(seed: u64, plant: Plant, sum: &mut Sum) -> Result<(), String> 
     host.swap().set_asynchronous(random.below(2) == 0);
     host.cpus().plant(plant);
 
-    let objects: [Arc<dyn Object<A, EventCounts>>; 2] =
-        [File::new(host, PAGES), Shmem::new(host, ShmemKind::Anonymous, PAGES)];
+    let objects: [Arc<dyn Object<A, EventCounts>>; 2] = [
+        File::new(host, PAGES).expect("memory"),
+        Shmem::new(host, ShmemKind::Anonymous, PAGES).expect("memory"),
+    ];
     for first in (0..PAGES).step_by(16) {
         objects[0].write(first, 16, &|_, _| 0).map_err(|e| e.to_string())?;
     }
@@ -116,7 +118,7 @@ fn round<A: Arch>(seed: u64, plant: Plant, sum: &mut Sum) -> Result<(), String> 
     // by again (rule SWAP-04). It stops for want of more.
     let _ = host.reclaim_everywhere("32M");
     machine.settle();
-    let (found, slots) = (leaks(&machine), host.swap().slots().in_use());
+    let (found, slots): (_, Vec<_>) = (leaks(&machine), host.swap().slots().in_use().collect());
     if found.is_empty() && slots.is_empty() {
         return Ok(());
     }

@@ -6,9 +6,10 @@
 //! stack, and is the innermost function that is not the standard library's.
 //!
 //! * Who calls `try_reserve` hears of a failure. These are counted, and one of them fails.
-//! * A library crate that cannot be refused would end the program. It gets its memory, and the
+//! * A library crate that cannot be refused would end the program, and so would what does a
+//!   kernel's work in this one: system calls, the caches of objects. It gets its memory, and the
 //!   place is kept.
-//! * What the machine, a scenario or another dependency takes in this way is the host's.
+//! * What hardware, a scenario or another dependency takes in this way is the host's.
 //!
 //! Not seen: what other threads do, and, in a program without line tables, anything.
 
@@ -27,6 +28,30 @@ use std::sync::{Mutex, PoisonError};
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct FailingHeap;
+
+/// What a piece of work asked of the heap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HeapAsked {
+    /// Allocations that could be refused.
+    pub nr: u64,
+    /// Whether one of them was.
+    pub failed: bool,
+    /// File and line of one that could not.
+    pub unrefusable: Option<&'static str>,
+}
+
+impl FailingHeap {
+    /// Does `f`, and makes the allocation after the first `n` in it fail; `None`: none fails. What
+    /// `f` asks of other threads is not seen.
+    pub fn fail_after<R>(n: Option<u64>, f: impl FnOnce() -> R) -> (R, HeapAsked) {
+        fail_after(Some(n.unwrap_or(u64::MAX)));
+        let done = watched(f);
+        let failed = n.is_some() && failure_is_spent();
+        let asked = HeapAsked { nr: nr_asked(), failed, unrefusable: unrefusable() };
+        fail_after(None);
+        (done, asked)
+    }
+}
 
 // SAFETY: the system's allocator, or no memory, which every caller must expect.
 unsafe impl GlobalAlloc for FailingHeap {
@@ -214,15 +239,26 @@ fn code(frame: &backtrace::Frame) -> Code {
     code
 }
 
-/// Crates that stand for no kernel, and files that share pointers, for which stable Rust knows no
-/// refusal: these have what they ask for.
+/// What stands for no kernel, and files that stable Rust knows no refusal for: these have what
+/// they ask for.
 const HOST: [&str; 6] = [
     "mm-sim/",
     "mm-scenario/",
     "mmlab/",
     "mmlab-formats/",
-    "mm-vma/src/mm.rs",
+    "mm-vma/src/shared.rs",
     "mm-sync/src/epoch.rs",
+];
+/// The parts of the machine that do what a kernel does.
+const KERNEL: [&str; 8] = [
+    "mm-sim/src/device/file.rs",
+    "mm-sim/src/device/mod.rs",
+    "mm-sim/src/device/shmem.rs",
+    "mm-sim/src/device/swapped.rs",
+    "mm-sim/src/migrate.rs",
+    "mm-sim/src/platform.rs",
+    "mm-sim/src/reclaim.rs",
+    "mm-sim/src/syscalls/",
 ];
 
 /// Whose a function is; `None` for what hands on: the standard library, and how the heap is reached.
@@ -236,7 +272,8 @@ fn place(name: &str, file: &str, line: u32) -> Option<Place> {
         return None;
     }
     let Some((_, within)) = file.rsplit_once("/crates/") else { return Some(Place::Host) };
-    if HOST.iter().any(|host| within.starts_with(host)) {
+    let is_of = |part: &&str| within.starts_with(*part);
+    if HOST.iter().any(|p| is_of(p)) && !KERNEL.iter().any(|p| is_of(p)) {
         return Some(Place::Host);
     }
     Some(Place::Library(String::leak(format!("{within}:{line}"))))
@@ -254,9 +291,11 @@ mod tests {
         assert_eq!(of("__rustc::__rust_alloc", "/src/crates/mmlab/src/main.rs"), None);
         let store = "/src/crates/mm-vma/src/store.rs";
         assert_eq!(of("insert", store), Some(Place::Library("mm-vma/src/store.rs:7")));
-        for host in ["mm-sim/src/cpu.rs", "mm-vma/src/mm.rs"] {
+        for host in ["mm-sim/src/cpu.rs", "mm-sim/src/device/store.rs", "mm-vma/src/shared.rs"] {
             assert_eq!(of("new", &format!("/src/crates/{host}")), Some(Place::Host));
         }
+        let shmem = "/src/crates/mm-sim/src/device/shmem.rs";
+        assert_eq!(of("new", shmem), Some(Place::Library("mm-sim/src/device/shmem.rs:7")));
         let bag = "/registry/src/index/crossbeam-epoch-0.9.1/src/internal.rs";
         assert_eq!(of("push_bag", bag), Some(Place::Host));
     }

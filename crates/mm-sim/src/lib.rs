@@ -104,7 +104,7 @@ pub use device::{File, FileError, Object, Shmem, ShmemKind, Swap};
 pub use epochs::ThreadHandles;
 pub use events::{EventCounts, Events};
 pub use frames::{FrameSource, FrameUse, Frames};
-pub use heap::FailingHeap;
+pub use heap::{FailingHeap, HeapAsked};
 pub use machine::{Machine, MachineConfig, MachineError};
 pub use platform::Host;
 pub use policy::{Policy, Preset};

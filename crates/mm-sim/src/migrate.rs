@@ -69,7 +69,11 @@ impl<A: Arch, O: Events> Host<A, O> {
         ksm: &mut Ksm<Self>,
         processes: impl IntoIterator<Item = &'p Process<A, O>>,
     ) -> Result<KsmPass, AllocError> {
-        let spaces: Vec<_> = processes.into_iter().map(Process::shared_mm).collect();
+        let mut spaces = Vec::new();
+        for process in processes {
+            spaces.try_reserve(1).map_err(|_| AllocError)?;
+            spaces.push(process.shared_mm());
+        }
         ksm.scan(&self.policy().map, &spaces)
     }
 }

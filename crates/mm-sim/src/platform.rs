@@ -155,7 +155,7 @@ impl<A: Arch, O: Events> ReclaimPlatform for Host<A, O> {
         &self.0.lru
     }
     fn object(&self, id: FileId) -> Option<Arc<dyn Backing>> {
-        let found = self.0.objects.alive().into_iter().find(|o| o.id() == id)?;
+        let found = self.0.objects.find(id)?;
         Some(found)
     }
 }

@@ -14,11 +14,11 @@ impl<A: Arch, O: Events> Host<A, O> {
     /// If the request makes no sense, or nothing more can be reclaimed.
     pub fn reclaim<'p>(
         &self,
-        processes: impl IntoIterator<Item = &'p Process<A, O>>,
+        processes: impl IntoIterator<Item = &'p Process<A, O>> + Clone,
         request: &str,
     ) -> Result<u64, ReclaimError> {
-        let ids: Vec<_> = processes.into_iter().map(|p| p.mm().id()).collect();
-        let of = ReclaimOf::Group(&|mm| ids.contains(&mm));
+        let is_of = |mm| processes.clone().into_iter().any(|p| p.mm().id() == mm);
+        let of = ReclaimOf::Group(&is_of);
         reclaim(self.policy().unmap, self, of, request.parse()?)
     }
     /// As [`reclaim`](Self::reclaim), of everybody's memory, mapped or not.

@@ -58,6 +58,7 @@ pub mod model;
 mod page_cache;
 mod platform;
 mod rights;
+mod shared;
 mod store;
 mod swap;
 mod swap_slots;
@@ -73,6 +74,7 @@ pub use mm_pgtable::TablesStay;
 pub use page_cache::{InsertError, PageCache};
 pub use platform::{Event, Interrupt, Observer, Platform};
 pub use rights::VmaRights;
+pub use shared::try_arc;
 pub use store::{StoreError, VmaStore};
 pub use swap::{
     SlotRun, SwapIoError, SwapSpace, free_swap_cache, put_swap, read_ahead, read_cached,

@@ -1,5 +1,6 @@
 //! One address space.
 
+use crate::shared::try_arc_cyclic;
 use crate::{MmCounters, Platform, VmaStore};
 use alloc::sync::{Arc, Weak};
 use core::fmt;
@@ -15,7 +16,7 @@ use mm_sync::{ReadGuard, RwLock, SeqCount, WriteGuard};
 pub enum MmError {
     /// No id is free.
     NoId,
-    /// No memory for the root table.
+    /// No memory for it, or its root table.
     NoMemory,
 }
 
@@ -23,7 +24,7 @@ impl fmt::Display for MmError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             MmError::NoId => "no id for another address space",
-            MmError::NoMemory => "no memory for a page table",
+            MmError::NoMemory => "no memory for an address space",
         })
     }
 }
@@ -66,23 +67,21 @@ impl<P: Platform> Mm<P> {
     /// If there is no id or no memory.
     pub fn new(platform: P) -> Result<Arc<Self>, MmError> {
         let id = platform.mm_ids().alloc()?;
-        let tables = match PageTables::new(platform.clone(), SpaceId(u64::from(id.get()))) {
-            Ok(tables) => tables,
-            Err(e) => {
-                platform.mm_ids().free(id);
-                return Err(e.into());
-            }
-        };
-        Ok(Arc::new_cyclic(|me| Mm {
-            tables,
-            vmas: RwLock::new(VmaStore::new(<P::Arch as Arch>::PAGE_SHIFT)),
-            counters: MmCounters::new(),
-            id,
-            write_protect_seq: SeqCount::new(),
-            has_pinned: AtomicBool::new(false),
-            is_ending: AtomicBool::new(false),
-            me: me.clone(),
-        }))
+        let tables = PageTables::new(platform.clone(), SpaceId(u64::from(id.get())));
+        let made = tables.map_err(MmError::from).and_then(|tables| {
+            let made = try_arc_cyclic(|me| Mm {
+                tables,
+                vmas: RwLock::new(VmaStore::new(<P::Arch as Arch>::PAGE_SHIFT)),
+                counters: MmCounters::new(),
+                id,
+                write_protect_seq: SeqCount::new(),
+                has_pinned: AtomicBool::new(false),
+                is_ending: AtomicBool::new(false),
+                me: me.clone(),
+            });
+            made.map_err(|_| MmError::NoMemory)
+        });
+        made.inspect_err(|_| platform.mm_ids().free(id))
     }
     /// The kernel.
     #[inline]

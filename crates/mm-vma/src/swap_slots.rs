@@ -127,15 +127,24 @@ impl Area {
             open: true,
         })
     }
-    /// What is left of a device that is gone: no slots.
-    fn nothing() -> Result<Self, SwapError> {
-        Ok(Area { open: false, ..Area::new(0)? })
-    }
+    /// What is left of a device that is gone: no slots, and no memory for any.
+    const GONE: Area = Area {
+        slots: Vec::new(),
+        clusters: Vec::new(),
+        next: [None; MAX_ORDERS],
+        buckets: Vec::new(),
+        free: 0,
+        open: false,
+    };
     fn is_gone(&self) -> bool {
-        !self.open && self.end() == 1
+        self.slots.is_empty()
     }
     fn end(&self) -> u32 {
         self.slots.len() as u32
+    }
+    /// How many slots there are; the first one is none.
+    fn nr(&self) -> u32 {
+        self.end().saturating_sub(1)
     }
     fn slot(&mut self, offset: u64) -> Option<&mut Slot> {
         usize::try_from(offset).ok().and_then(|at| self.slots.get_mut(at))
@@ -209,6 +218,9 @@ impl Area {
         hash as usize & (self.buckets.len() - 1)
     }
     fn cached_at(&self, head: Pfn) -> Option<u32> {
+        if self.is_gone() {
+            return None;
+        }
         let mut at = self.buckets[self.bucket(head)];
         while at != NO_SLOT {
             if self.slots[at as usize].holder == Holder::Cached(head) {
@@ -345,16 +357,12 @@ impl<L: RawLock> SwapSlots<L> {
     }
     /// Closed devices of which no slot is in use are gone, and their numbers may be given
     /// again. Whether none is left.
-    ///
-    /// # Errors
-    ///
-    /// If there is no memory; some may be gone then.
-    pub fn remove_closed(&self) -> Result<bool, SwapError> {
+    pub fn remove_closed(&self) -> bool {
         let mut areas = self.0.lock();
-        for area in areas.iter_mut().filter(|a| !a.open && a.free == a.end() - 1) {
-            *area = Area::nothing()?;
+        for area in areas.iter_mut().filter(|a| !a.open && a.free == a.nr()) {
+            *area = Area::GONE;
         }
-        Ok(areas.iter().all(Area::is_gone))
+        areas.iter().all(Area::is_gone)
     }
     /// Slots that can be taken.
     pub fn nr_free(&self) -> u64 {
@@ -364,25 +372,41 @@ impl<L: RawLock> SwapSlots<L> {
     /// (rule SWPI-11).
     pub fn is_nearly_full(&self) -> bool {
         let areas = self.0.lock();
-        let all: u64 = areas.iter().map(|a| u64::from(a.end() - 1)).sum();
+        let all: u64 = areas.iter().map(|a| u64::from(a.nr())).sum();
         let free: u64 = areas.iter().map(|a| u64::from(a.free)).sum();
         free * 2 < all
     }
-    /// All slots in use, in order.
-    pub fn in_use(&self) -> Vec<SlotState> {
+    /// All slots in use, in order. Each is looked up when its turn comes: others may change
+    /// meanwhile.
+    pub fn in_use(&self) -> impl Iterator<Item = SlotState> + '_ {
+        let mut next = Some(SwapSlot { device: 0, offset: 0 });
+        core::iter::from_fn(move || {
+            let found = self.next_in_use(next?);
+            next = found.map(|s| SwapSlot { offset: s.slot.offset + 1, ..s.slot });
+            found
+        })
+    }
+    /// The first slot in use from `from` on.
+    fn next_in_use(&self, from: SwapSlot) -> Option<SlotState> {
         let areas = self.0.lock();
-        let mut all = Vec::new();
-        for (device, area) in areas.iter().enumerate() {
-            let clusters = area.slots.chunks(CLUSTER_SLOTS as usize).zip(&area.clusters);
-            for (i, (slots, _)) in clusters.enumerate().filter(|(_, (_, c))| c.used > 0) {
-                let first = i * CLUSTER_SLOTS as usize;
-                all.extend(slots.iter().enumerate().filter_map(|(at, slot)| {
-                    let offset = (first + at) as u64;
-                    slot.state(SwapSlot { device: device as u8, offset })
-                }));
+        let behind = areas.iter().enumerate().skip(from.device.into());
+        behind.into_iter().find_map(|(device, area)| {
+            let device = device as u8;
+            let mut offset = if device == from.device { from.offset } else { 0 };
+            while let Some(slot) = area.slots.get(offset as usize) {
+                let cluster = offset / u64::from(CLUSTER_SLOTS);
+                if area.clusters[cluster as usize].used == 0 {
+                    offset = (cluster + 1) * u64::from(CLUSTER_SLOTS);
+                    continue;
+                }
+                let found = slot.state(SwapSlot { device, offset });
+                if found.is_some() {
+                    return found;
+                }
+                offset += 1;
             }
-        }
-        all
+            None
+        })
     }
     /// A slot that is in use.
     pub fn state(&self, slot: SwapSlot) -> Option<SlotState> {
@@ -748,12 +772,12 @@ mod tests {
         let (own, slots) = (folio(&m, 0), m.slots());
         let at = added(&m, &own);
         slots.close();
-        assert_eq!((slots.remove_closed(), slots.slot_of(own.folio())), (Ok(false), Some(at)));
+        assert_eq!((slots.remove_closed(), slots.slot_of(own.folio())), (false, Some(at)));
         slots.reopen();
         assert_eq!(slots.nr_free(), 7);
         slots.close();
         assert!(slots.free(&own.folio().lock()));
-        assert_eq!(slots.remove_closed(), Ok(true));
+        assert!(slots.remove_closed());
         slots.reopen();
         assert_eq!((slots.nr_free(), slots.add(&own.folio().lock())), (0, Err(SwapError::Full)));
         assert_eq!((slots.open(16), slots.nr_free()), (Ok(at.device), 16));
@@ -880,6 +904,6 @@ mod tests {
             assert!(m.slots().free(&f.lock()));
         }
         assert_eq!(m.slots().nr_free(), u64::from(2 * CLUSTER_SLOTS - 1));
-        assert!(m.slots().in_use().is_empty());
+        assert!(m.slots().in_use().next().is_none());
     }
 }

@@ -205,7 +205,8 @@ impl<O: Events> Bed<O> {
             None => bed.process.mmap_shared(range, flags),
             Some(path) => {
                 let open = std::fs::File::options().read(true).write(true).open(path);
-                let object = open.and_then(|f| File::of_host(bed.machine.host(), f));
+                let open = open.map_err(|e| format!("{path}: {e}"))?;
+                let object = File::of_host(bed.machine.host(), open);
                 let object = object.map_err(|e| format!("{path}: {e}"))?;
                 bed.process.mmap_object(range, flags, object, 0)
             }

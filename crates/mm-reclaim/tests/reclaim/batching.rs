@@ -467,7 +467,7 @@ fn to_swap<A: Arch>(s: &ToSwap, policy: UnmapPolicy) -> Result<LeftOfSwap, TestC
             .map(|mm| (mm.counters().get(RssKind::Anon), mm.counters().get(RssKind::Swap)))
             .collect(),
         counts: (folio.refcount(), folio.mapcount()),
-        slots: m.slots().in_use(),
+        slots: m.slots().in_use().collect(),
         exclusive: exclusive::<A>(folio),
         dirty: folio.has(FolioFlags::DIRTY),
     };

@@ -148,12 +148,11 @@ impl Shadow {
         &self,
         machine: &Machine<A, O>,
     ) -> Vec<AuditViolation> {
-        let objects = machine.host().objects().alive();
         let words = self.objects.iter();
         words
             .filter_map(|(&(id, at), word)| {
                 // An object that nobody has any more has no content.
-                let object = objects.iter().find(|o| o.id() == id)?;
+                let object = machine.host().objects().find(id)?;
                 let (index, offset) = (at >> A::PAGE_SHIFT, at & ((1 << A::PAGE_SHIFT) - 1));
                 let (expected, got) = (word.get()?, object.peek(index, offset as usize));
                 (got != expected).then_some(AuditViolation::ObjectContent { id, at, expected, got })

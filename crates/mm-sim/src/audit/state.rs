@@ -299,9 +299,7 @@ impl<A: Arch> Seen<A> {
     /// Cached pages are held by their cache; the trees list the VMAs that there are.
     fn objects<O: Events>(&mut self, host: &Host<A, O>) {
         for object in host.objects().alive() {
-            for slot in object.swap_slots() {
-                *self.slots.entry(slot).or_default() += 1;
-            }
+            object.each_swap_slot(&mut |slot| *self.slots.entry(slot).or_default() += 1);
             for (_, head) in object.cache().folios() {
                 let nr = host.memmap().folio(head).nr_pages();
                 self.log.hold(head, nr, "a page cache");

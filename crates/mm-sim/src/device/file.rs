@@ -1,9 +1,10 @@
 //! A file with a store behind its cached pages.
 
+use super::store::Store;
 use super::{Object, cached_word, evict, insert, page_words};
 use crate::Host;
 use crate::events::Events;
-use mm_arch::{Arch, Level, Pfn};
+use mm_arch::{Arch, Level};
 use mm_fault::{OrderSet, WriteAt};
 use mm_folio::{
     AllocError, FileId, FolioFlags, FolioLockGuard, FolioRef, FolioRun, FrameBytes, Get,
@@ -14,7 +15,6 @@ use mm_vma::{
     Backing, BackingError, BackingKind, FoundPage, InsertError, PageCache, PageRequest, Platform,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{
     AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
@@ -43,82 +43,17 @@ impl FileError {
     }
 }
 
+impl From<AllocError> for FileError {
+    fn from(_: AllocError) -> Self {
+        FileError::NoMemory
+    }
+}
+
 impl From<BackingError> for FileError {
     fn from(e: BackingError) -> Self {
         match e {
             BackingError::NoMemory => FileError::NoMemory,
             BackingError::Io | BackingError::PastEnd => FileError::Io,
-        }
-    }
-}
-
-/// A device that holds the pages of one file.
-#[derive(Debug)]
-enum Store {
-    /// Pages that were written; the others are holes.
-    Memory(BTreeMap<u64, Box<[u64]>>),
-    /// A file of the host.
-    Host(std::fs::File),
-}
-
-impl Store {
-    /// Reads a page into `buf`.
-    fn read(&self, index: u64, buf: &mut [u64]) -> Result<(), FileError> {
-        buf.fill(0);
-        match self {
-            Store::Memory(pages) => {
-                if let Some(page) = pages.get(&index) {
-                    buf.copy_from_slice(page);
-                }
-                Ok(())
-            }
-            Store::Host(file) => {
-                let mut bytes = vec![0u8; buf.len() * 8];
-                let mut got = 0;
-                // What is behind the end reads as zero.
-                while got < bytes.len() {
-                    let at = index * bytes.len() as u64 + got as u64;
-                    match file.read_at(&mut bytes[got..], at) {
-                        Ok(0) => break,
-                        Ok(n) => got += n,
-                        Err(_) => return Err(FileError::Io),
-                    }
-                }
-                for (word, bytes) in buf.iter_mut().zip(bytes.chunks_exact(8)) {
-                    *word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
-                }
-                Ok(())
-            }
-        }
-    }
-    fn write(&mut self, index: u64, page: &[u64]) -> Result<(), FileError> {
-        match self {
-            Store::Memory(pages) => {
-                pages.insert(index, page.into());
-                Ok(())
-            }
-            Store::Host(file) => {
-                let bytes: Vec<u8> = page.iter().flat_map(|w| w.to_le_bytes()).collect();
-                file.write_all_at(&bytes, index * bytes.len() as u64).map_err(|_| FileError::Io)
-            }
-        }
-    }
-    /// Makes the pages `first..end` holes.
-    fn clear(&mut self, first: u64, end: u64, words: usize) -> Result<(), FileError> {
-        match self {
-            Store::Memory(pages) => {
-                pages.retain(|index, _| !(first..end).contains(index));
-                Ok(())
-            }
-            Store::Host(file) => {
-                let bytes = words as u64 * 8;
-                let len = file.metadata().map_err(|_| FileError::Io)?.len();
-                if end.saturating_mul(bytes) >= len {
-                    return file.set_len(first * bytes).map_err(|_| FileError::Io);
-                }
-                let zero = vec![0; words];
-                (first..end).try_for_each(|index| self.write(index, &zero))
-            }
         }
     }
 }
@@ -138,28 +73,30 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl<A: Arch, O: Events> File<A, O> {
     /// A file of `nr_pages` pages, all of them holes, whose store is memory.
-    pub fn new(host: &Host<A, O>, nr_pages: u64) -> Arc<Self> {
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory to know it.
+    pub fn new(host: &Host<A, O>, nr_pages: u64) -> Result<Arc<Self>, AllocError> {
         Self::over(host, Store::Memory(BTreeMap::new()), nr_pages)
     }
     /// A file whose store is a file of the host, open for reading and writing.
     ///
     /// # Errors
     ///
-    /// If the host does not tell its size.
-    pub fn of_host(host: &Host<A, O>, file: std::fs::File) -> std::io::Result<Arc<Self>> {
-        let nr_pages = file.metadata()?.len().div_ceil(1 << A::PAGE_SHIFT);
-        Ok(Self::over(host, Store::Host(file), nr_pages))
+    /// If the host does not tell its size, or there is no memory to know it.
+    pub fn of_host(host: &Host<A, O>, file: std::fs::File) -> Result<Arc<Self>, FileError> {
+        let bytes = file.metadata().map_err(|_| FileError::Io)?.len();
+        let nr_pages = bytes.div_ceil(1 << A::PAGE_SHIFT);
+        Ok(Self::over(host, Store::Host(file), nr_pages)?)
     }
-    fn over(host: &Host<A, O>, store: Store, nr_pages: u64) -> Arc<Self> {
-        let file = Arc::new(File {
+    fn over(host: &Host<A, O>, store: Store, nr_pages: u64) -> Result<Arc<Self>, AllocError> {
+        host.objects().share(File {
             cache: PageCache::new(host.clone(), host.objects().next_id()),
             nr_pages: AtomicU64::new(nr_pages),
             store: Mutex::new(store),
             failing: Mutex::default(),
-        });
-        let weak = Arc::downgrade(&file);
-        host.objects().add(weak);
-        file
+        })
     }
     /// Makes every read and write of page `index` by the device fail, or lets it
     /// succeed again.
@@ -174,22 +111,19 @@ impl<A: Arch, O: Events> File<A, O> {
     fn host(&self) -> &Host<A, O> {
         self.cache.platform()
     }
-    fn load_page(&self, index: u64, buf: &mut [u64]) -> Result<(), FileError> {
+    /// Reads a page from the device, and hands out its words.
+    fn load_page(&self, index: u64, each: impl FnMut(usize, u64)) -> Result<(), FileError> {
         if lock(&self.failing).contains(&index) {
             return Err(FileError::Io);
         }
-        lock(&self.store).read(index, buf)
+        lock(&self.store).read(index, page_words::<A>(), each)
     }
-    fn store_page(&self, index: u64, page: &[u64]) -> Result<(), FileError> {
+    /// Writes a page to the device.
+    fn store_page(&self, index: u64, word: impl Fn(usize) -> u64) -> Result<(), FileError> {
         if lock(&self.failing).contains(&index) {
             return Err(FileError::Io);
         }
-        lock(&self.store).write(index, page)
-    }
-    fn fill(&self, pfn: Pfn, page: &[u64]) {
-        for (w, value) in page.iter().enumerate() {
-            self.host().bytes().store(pfn, w * 8, *value);
-        }
+        lock(&self.store).write(index, (0..page_words::<A>()).map(word))
     }
 
     /// The page `index`, read from the store if it is not cached.
@@ -216,12 +150,11 @@ impl<A: Arch, O: Events> File<A, O> {
                 Err(InsertError::Exists) => continue,
                 Err(InsertError::NoMemory) => return Err(BackingError::NoMemory),
             }
-            let mut page = vec![0; page_words::<A>()];
-            if self.load_page(index, &mut page).is_err() {
+            let (bytes, pfn) = (self.host().bytes(), new.folio().head());
+            if self.load_page(index, |w, value| bytes.store(pfn, w * 8, value)).is_err() {
                 self.cache.remove(&locked);
                 return Err(BackingError::Io);
             }
-            self.fill(new.folio().head(), &page);
             // Pairs with the Acquire above.
             fence(Release);
             new.folio().set_flag(FolioFlags::UPTODATE);
@@ -273,8 +206,7 @@ impl<A: Arch, O: Events> File<A, O> {
                 break;
             }
             let bytes = self.host().bytes();
-            let page: Vec<u64> = (0..page_words::<A>()).map(|w| bytes.load(pfn, w * 8)).collect();
-            if let Err(e) = self.store_page(index, &page) {
+            if let Err(e) = self.store_page(index, |w| bytes.load(pfn, w * 8)) {
                 folio.set_flag(FolioFlags::DIRTY);
                 return Err(e);
             }
@@ -321,7 +253,7 @@ impl<A: Arch, O: Events> File<A, O> {
         Ok(())
     }
     /// Writes a page that is cached there, too.
-    fn overwrite_cached(&self, index: u64, page: &[u64]) {
+    fn overwrite_cached(&self, index: u64, word: impl Fn(usize) -> u64) {
         while let Some(run) = self.cache.get(index) {
             let own: FolioRef<'_, _, Get> = self.host().memmap().adopt_run(run);
             let folio = own.folio();
@@ -329,7 +261,8 @@ impl<A: Arch, O: Events> File<A, O> {
             let _locked = folio.lock();
             let at = index.wrapping_sub(u64::from(run.first));
             if folio.file() == Some((self.cache.id(), at)) {
-                self.fill(folio.page(run.first), page);
+                let (bytes, pfn) = (self.host().bytes(), folio.page(run.first));
+                (0..page_words::<A>()).for_each(|w| bytes.store(pfn, w * 8, word(w)));
                 folio.set_flag(FolioFlags::DIRTY);
                 return;
             }
@@ -424,9 +357,11 @@ impl<A: Arch, O: Events> Object<A, O> for File<A, O> {
     }
     fn peek(&self, index: u64, offset: usize) -> u64 {
         cached_word(&self.cache, index, offset).unwrap_or_else(|| {
-            let mut page = vec![0; page_words::<A>()];
-            let read = lock(&self.store).read(index, &mut page);
-            read.ok().and_then(|()| page.get(offset / 8).copied()).unwrap_or(0)
+            let mut wanted = 0;
+            let take = |w, value| wanted = if w == offset / 8 { value } else { wanted };
+            // What the device does not give is nothing.
+            let read = lock(&self.store).read(index, page_words::<A>(), take);
+            read.map_or(0, |()| wanted)
         })
     }
     fn truncate(&self, nr_pages: u64) {
@@ -443,24 +378,24 @@ impl<A: Arch, O: Events> Object<A, O> for File<A, O> {
         &self,
         first: u64,
         nr: u64,
-        each: &mut dyn FnMut(u64, &[u64]),
+        each: &mut dyn FnMut(u64, usize, u64),
     ) -> Result<(), FileError> {
         self.sync_range(first, nr)?;
-        let mut page = vec![0; page_words::<A>()];
-        for i in 0..nr {
-            self.load_page(first + i, &mut page)?;
-            each(i, &page);
-        }
-        Ok(())
+        (0..nr).try_for_each(|i| self.load_page(first + i, |w, value| each(i, w, value)))
     }
     // And dropped, before a direct write, where nobody holds it. A page that is in the
     // cache behind it, held or read meanwhile, is written there as well.
-    fn write_direct(&self, first: u64, pages: &[Vec<u64>]) -> Result<(), FileError> {
-        self.invalidate(first, pages.len() as u64)?;
-        for (index, page) in (first..).zip(pages) {
-            self.store_page(index, page)?;
+    fn write_direct(
+        &self,
+        first: u64,
+        nr: u64,
+        word: &dyn Fn(u64, usize) -> u64,
+    ) -> Result<(), FileError> {
+        self.invalidate(first, nr)?;
+        for index in first..first + nr {
+            self.store_page(index, |w| word(index, w))?;
             self.nr_pages.fetch_max(index + 1, Relaxed);
-            self.overwrite_cached(index, page);
+            self.overwrite_cached(index, |w| word(index, w));
         }
         Ok(())
     }
@@ -500,7 +435,7 @@ mod tests {
     fn a_page_is_in_the_cache_while_it_is_read() {
         let config = MachineConfig { bytes: 16 << 20, ..MachineConfig::default() };
         let machine = Machine::<X86_64>::new(config, Preset::Best.policy()).expect("machine");
-        let file = File::new(machine.host(), 4);
+        let file = File::new(machine.host(), 4).expect("memory");
         let device = lock(&file.store);
         std::thread::scope(|threads| {
             let reader = threads.spawn(|| file.read(1, 0));

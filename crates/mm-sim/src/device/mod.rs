@@ -9,6 +9,7 @@
 
 mod file;
 mod shmem;
+mod store;
 mod swap;
 mod swapped;
 
@@ -19,11 +20,11 @@ pub use swap::Swap;
 use crate::Host;
 use crate::events::Events;
 use mm_arch::{Arch, SwapSlot};
-use mm_folio::{FileId, FolioFlags, FolioRef, FrameBytes, Get};
+use mm_folio::{AllocError, FileId, FolioFlags, FolioRef, FrameBytes, Get};
 use mm_map::{Pages, evict_range, unmap_object};
-use mm_vma::{Backing, InsertError, PageCache, Platform};
+use mm_vma::{Backing, InsertError, PageCache, Platform, try_arc};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// What calls on files do, whatever is behind them.
 pub trait Object<A: Arch, O: Events>: Backing {
@@ -38,9 +39,7 @@ pub trait Object<A: Arch, O: Events>: Backing {
     fn write(&self, first: u64, nr: u64, word: &dyn Fn(u64, usize) -> u64)
     -> Result<(), FileError>;
     /// The swap slots that its pages count on.
-    fn swap_slots(&self) -> Vec<SwapSlot> {
-        Vec::new()
-    }
+    fn each_swap_slot(&self, _each: &mut dyn FnMut(SwapSlot)) {}
     /// Whether page `index` is on swap.
     fn is_swapped(&self, _index: u64) -> bool {
         false
@@ -71,8 +70,8 @@ pub trait Object<A: Arch, O: Events>: Backing {
     fn sync(&self) -> Result<(), FileError>;
     /// Drops cached pages that are clean and that nobody uses.
     fn forget_clean(&self);
-    /// One direct read: `nr` pages from `first` on, each handed to `each` with its
-    /// number from `first` on.
+    /// One direct read: `nr` pages from `first` on, each word handed to `each` with the
+    /// number of its page from `first` on, and its own in the page.
     ///
     /// # Errors
     ///
@@ -81,20 +80,30 @@ pub trait Object<A: Arch, O: Events>: Backing {
         &self,
         first: u64,
         nr: u64,
-        each: &mut dyn FnMut(u64, &[u64]),
+        each: &mut dyn FnMut(u64, usize, u64),
     ) -> Result<(), FileError>;
-    /// One direct write of `pages` at page `first`.
+    /// One direct write of `nr` pages at page `first`; what it writes, as in
+    /// [`write`](Self::write).
     ///
     /// # Errors
     ///
     /// If the device fails, or there is no memory.
-    fn write_direct(&self, first: u64, pages: &[Vec<u64>]) -> Result<(), FileError>;
+    fn write_direct(
+        &self,
+        first: u64,
+        nr: u64,
+        word: &dyn Fn(u64, usize) -> u64,
+    ) -> Result<(), FileError>;
 }
+
+/// An object that may be gone.
+type Known<A, O> = (FileId, Weak<dyn Object<A, O>>);
 
 /// The objects of a machine.
 pub(crate) struct Objects<A: Arch, O: Events> {
     next: AtomicU64,
-    all: Mutex<Vec<Weak<dyn Object<A, O>>>>,
+    /// By name.
+    all: Mutex<Vec<Known<A, O>>>,
 }
 
 impl<A: Arch, O: Events> Objects<A, O> {
@@ -104,19 +113,38 @@ impl<A: Arch, O: Events> Objects<A, O> {
     fn next_id(&self) -> FileId {
         FileId(self.next.fetch_add(1, Relaxed) as u32)
     }
-    fn add(&self, object: Weak<dyn Object<A, O>>) {
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|o| o.strong_count() > 0);
-        all.push(object);
+    /// Shares a new object, and knows it.
+    fn share<T: Object<A, O> + 'static>(&self, object: T) -> Result<Arc<T>, AllocError> {
+        let object = try_arc(object)?;
+        let weak = Arc::downgrade(&object);
+        let mut all = self.all();
+        all.retain(|(_, o)| o.strong_count() > 0);
+        all.try_reserve(1).map_err(|_| AllocError)?;
+        let at = all.partition_point(|(id, _)| *id < object.id());
+        all.insert(at, (object.id(), weak));
+        Ok(object)
+    }
+    fn all(&self) -> MutexGuard<'_, Vec<Known<A, O>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// The object of a name, if it is alive.
     pub fn find(&self, id: FileId) -> Option<Arc<dyn Object<A, O>>> {
-        self.alive().into_iter().find(|o| Backing::id(&**o) == id)
+        self.from(id).filter(|(found, _)| *found == id).map(|(_, object)| object)
     }
-    /// Those that are alive.
-    pub fn alive(&self) -> Vec<Arc<dyn Object<A, O>>> {
-        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        all.iter().filter_map(Weak::upgrade).collect()
+    /// Those that are alive, by name. Each is looked up when its turn comes.
+    pub fn alive(&self) -> impl Iterator<Item = Arc<dyn Object<A, O>>> + '_ {
+        let mut next = Some(FileId(0));
+        std::iter::from_fn(move || {
+            let (id, object) = self.from(next?)?;
+            next = id.0.checked_add(1).map(FileId);
+            Some(object)
+        })
+    }
+    /// The first one that is alive from a name on.
+    fn from(&self, first: FileId) -> Option<(FileId, Arc<dyn Object<A, O>>)> {
+        let all = self.all();
+        let behind = &all[all.partition_point(|(id, _)| *id < first)..];
+        behind.iter().find_map(|(id, object)| Some((*id, object.upgrade()?)))
     }
 }
 

@@ -11,7 +11,7 @@ use crate::Host;
 use crate::events::Events;
 use mm_arch::{Arch, Level, Pfn, SwapSlot};
 use mm_fault::{OrderSet, ShmemMode, ShmemPolicy, WriteAt};
-use mm_folio::{FileId, FolioFlags, FolioRef, FolioRun, FrameBytes, Get};
+use mm_folio::{AllocError, FileId, FolioFlags, FolioRef, FolioRun, FrameBytes, Get};
 use mm_map::Pages;
 use mm_vma::{
     Backing, BackingError, BackingKind, Event, FoundPage, InsertError, InstallError, PageCache,
@@ -60,13 +60,14 @@ impl From<InsertError> for Missed {
 
 impl<A: Arch, O: Events> Shmem<A, O> {
     /// An object of `nr_pages` pages, all of them holes.
-    pub fn new(host: &Host<A, O>, kind: ShmemKind, nr_pages: u64) -> Arc<Self> {
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory to know it.
+    pub fn new(host: &Host<A, O>, kind: ShmemKind, nr_pages: u64) -> Result<Arc<Self>, AllocError> {
         let cache = PageCache::new(host.clone(), host.objects().next_id());
         let (nr_pages, swapped) = (AtomicU64::new(nr_pages), Mutex::default());
-        let object = Arc::new(Shmem { cache, kind, nr_pages, swapped });
-        let weak = Arc::downgrade(&object);
-        host.objects().add(weak);
-        object
+        host.objects().share(Shmem { cache, kind, nr_pages, swapped })
     }
     fn host(&self) -> &Host<A, O> {
         self.cache.platform()
@@ -186,11 +187,9 @@ impl<A: Arch, O: Events> Shmem<A, O> {
         self.discard_swapped(range);
     }
     fn discard_swapped(&self, range: Range<u64>) {
-        let mut slots = Vec::new();
-        self.swapped().take(range, |slot| slots.push(slot));
-        for slot in slots {
-            put_swap(self.host(), SlotRun::new(slot, 1));
-        }
+        // One at a time: the lock is not held when what the swap cache has is given up.
+        let one = || self.swapped().take_last(range.clone());
+        std::iter::from_fn(one).for_each(|slot| put_swap(self.host(), SlotRun::new(slot, 1)));
     }
     /// The page `index`, made if it is missing.
     fn get_or_make(
@@ -287,11 +286,13 @@ impl<A: Arch, O: Events> Backing for Shmem<A, O> {
         }
     }
     fn read_ahead(&self, first: u64, nr: u64) {
-        let slots = self.swapped().slots_of(first..first.saturating_add(nr));
-        for slot in slots {
+        let (mut next, end) = (first, first.saturating_add(nr));
+        let find = |next| self.swapped().first_from(next);
+        while let Some((index, slot)) = find(next).filter(|(index, _)| *index < end) {
             if read_ahead(self.host(), slot).is_err() {
                 break;
             }
+            next = index + 1;
         }
     }
     fn move_to_swap(&self, index: u64) -> bool {
@@ -303,11 +304,16 @@ impl<A: Arch, O: Events> Backing for Shmem<A, O> {
         // The caller's lock.
         let locked = ManuallyDrop::new(folio.inherited_lock());
         let Ok(slot) = slots.add(&locked) else { return false };
-        if slots.dup(SlotRun::new(slot, folio.nr_pages())).is_err() {
+        let run = SlotRun::new(slot, folio.nr_pages());
+        if slots.dup(run).is_err() {
             slots.free(&locked);
             return false;
         }
-        self.swapped().put(first, folio.order(), slot);
+        if self.swapped().put(first, folio.order(), slot).is_err() {
+            slots.put(run);
+            slots.free(&locked);
+            return false;
+        }
         self.cache.remove(&locked)
     }
     fn split(&self, own: FolioRun) -> (FolioRun, bool) {
@@ -322,16 +328,16 @@ impl<A: Arch, O: Events> Object<A, O> for Shmem<A, O> {
     fn cache(&self) -> &PageCache<Host<A, O>> {
         &self.cache
     }
-    fn swap_slots(&self) -> Vec<SwapSlot> {
-        self.swapped().slots().collect()
+    fn each_swap_slot(&self, each: &mut dyn FnMut(SwapSlot)) {
+        self.swapped().slots().for_each(each);
     }
     fn is_swapped(&self, index: u64) -> bool {
         self.swapped().slot(index).is_some()
     }
     fn swap_back(&self) -> Result<(), FileError> {
         loop {
-            let first = self.swapped().first();
-            let Some(index) = first else { return Ok(()) };
+            let first = self.swapped().first_from(0);
+            let Some((index, _)) = first else { return Ok(()) };
             match self.get_or_make(index, || OrderSet::EMPTY) {
                 Ok(found) => drop(self.host().memmap().adopt_run::<Get>(found.page)),
                 // Who touches it will hear of it.
@@ -391,18 +397,20 @@ impl<A: Arch, O: Events> Object<A, O> for Shmem<A, O> {
         &self,
         first: u64,
         nr: u64,
-        each: &mut dyn FnMut(u64, &[u64]),
+        each: &mut dyn FnMut(u64, usize, u64),
     ) -> Result<(), FileError> {
         for i in 0..nr {
-            let page: Vec<u64> =
-                (0..page_words::<A>()).map(|w| self.peek(first + i, w * 8)).collect();
-            each(i, &page);
+            (0..page_words::<A>()).for_each(|w| each(i, w, self.peek(first + i, w * 8)));
         }
         Ok(())
     }
-    fn write_direct(&self, first: u64, pages: &[Vec<u64>]) -> Result<(), FileError> {
-        let word = |index: u64, w: usize| pages[(index - first) as usize][w];
-        self.write(first, pages.len() as u64, &word)
+    fn write_direct(
+        &self,
+        first: u64,
+        nr: u64,
+        word: &dyn Fn(u64, usize) -> u64,
+    ) -> Result<(), FileError> {
+        self.write(first, nr, word)
     }
 }
 

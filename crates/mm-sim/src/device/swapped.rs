@@ -1,67 +1,102 @@
 //! The pages of an object that are on a swap device.
 
 use mm_arch::SwapSlot;
+use mm_folio::AllocError;
 use mm_vma::SlotRun;
-use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Pages of an object by index, each of them an entry that counts on its slot, and those that
 /// a device did not give back.
+///
+/// Memory is needed for pages that go out only: what takes them back, or gives them up,
+/// cannot fail.
 #[derive(Debug, Default)]
-pub(crate) struct Swapped {
-    places: BTreeMap<u64, Place>,
-    lost: BTreeSet<u64>,
-}
+pub(crate) struct Swapped(Vec<(u64, Place)>);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Place {
-    slot: SwapSlot,
-    /// The size of the folio that it went out in.
-    order: u32,
+enum Place {
+    Slot {
+        slot: SwapSlot,
+        /// The size of the folio that it went out in.
+        order: u32,
+    },
+    /// Nowhere.
+    Lost,
+}
+
+impl Place {
+    fn slot(self) -> Option<SwapSlot> {
+        match self {
+            Place::Slot { slot, .. } => Some(slot),
+            Place::Lost => None,
+        }
+    }
 }
 
 impl Swapped {
+    /// Where the pages of `range` are.
+    fn positions(&self, range: Range<u64>) -> Range<usize> {
+        let at = |index| self.0.partition_point(|(i, _)| *i < index);
+        at(range.start)..at(range.end)
+    }
+    fn place(&self, index: u64) -> Option<Place> {
+        let at = self.0.binary_search_by_key(&index, |(i, _)| *i).ok()?;
+        Some(self.0[at].1)
+    }
     /// The slot of a page.
     pub fn slot(&self, index: u64) -> Option<SwapSlot> {
-        self.places.get(&index).map(|place| place.slot)
+        self.place(index)?.slot()
     }
-    /// The first page.
-    pub fn first(&self) -> Option<u64> {
-        self.places.keys().next().copied()
+    /// The first page from `index` on that has a slot, and its slot.
+    pub fn first_from(&self, index: u64) -> Option<(u64, SwapSlot)> {
+        let behind = &self.0[self.positions(0..index).end..];
+        behind.iter().find_map(|(i, place)| Some((*i, place.slot()?)))
     }
     /// Whether one of the `nr` pages from `first` on is swapped out, or lost.
     pub fn any(&self, first: u64, nr: u64) -> bool {
-        let range = first..first.saturating_add(nr);
-        self.places.range(range.clone()).next().is_some() || self.lost.range(range).next().is_some()
+        !self.positions(first..first.saturating_add(nr)).is_empty()
     }
     /// Whether the page cannot be had any more.
     pub fn is_lost(&self, index: u64) -> bool {
-        self.lost.contains(&index)
+        self.place(index) == Some(Place::Lost)
     }
     /// The pages of `range`, all swapped out, cannot be had any more; hands out the slot of
     /// each.
     pub fn lose(&mut self, range: Range<u64>, each: impl FnMut(SwapSlot)) {
-        self.take(range.clone(), each);
-        self.lost.extend(range);
+        let at = self.positions(range);
+        let places = self.0[at].iter_mut();
+        places.filter_map(|(_, place)| std::mem::replace(place, Place::Lost).slot()).for_each(each);
     }
-    /// The pages of a folio of `order`, its first one at `first`, are in slots from `slot`
-    /// on.
-    pub fn put(&mut self, first: u64, order: u32, slot: SwapSlot) {
-        for (i, slot) in SlotRun::new(slot, 1 << order).iter().enumerate() {
-            self.places.insert(first + i as u64, Place { slot, order });
-        }
+    /// The pages of a folio of `order`, its first one at `first`, none of which is here, are in
+    /// slots from `slot` on.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory; nothing is changed then.
+    pub fn put(&mut self, first: u64, order: u32, slot: SwapSlot) -> Result<(), AllocError> {
+        let run = SlotRun::new(slot, 1 << order);
+        self.0.try_reserve(run.nr as usize).map_err(|_| AllocError)?;
+        let at = self.positions(0..first).end;
+        let places = run.iter().map(|slot| Place::Slot { slot, order });
+        self.0.splice(at..at, (first..).zip(places));
+        Ok(())
     }
-    /// The pages from `first` on are in memory or gone; hands out the slot of each.
-    pub fn take(&mut self, range: Range<u64>, mut each: impl FnMut(SwapSlot)) {
-        self.lost.retain(|index| !range.contains(index));
-        for (_, place) in self.places.extract_if(range, |_, _| true) {
-            each(place.slot);
-        }
+    /// The pages of `range` are in memory or gone; hands out the slot of each.
+    pub fn take(&mut self, range: Range<u64>, each: impl FnMut(SwapSlot)) {
+        let at = self.positions(range);
+        self.0.drain(at).filter_map(|(_, place)| place.slot()).for_each(each);
+    }
+    /// As [`take`](Self::take), of pages from the end of `range` down to one that has a slot.
+    pub fn take_last(&mut self, range: Range<u64>) -> Option<SwapSlot> {
+        let at = self.positions(range);
+        let last = self.0[at.clone()].iter().rposition(|(_, place)| place.slot().is_some());
+        let first = at.start + last.unwrap_or(0);
+        self.0.drain(first..at.end).next()?.1.slot()
     }
     /// The largest order, up to that of the folio that it went out in, in which the page at
     /// `index` can come back: its whole block is here, in a row and aligned.
     pub fn order_of(&self, index: u64) -> u32 {
-        let Some(place) = self.places.get(&index) else { return 0 };
+        let Some(Place::Slot { order, .. }) = self.place(index) else { return 0 };
         let fits = |order: &u32| {
             let nr = 1u64 << order;
             let first = index & !(nr - 1);
@@ -71,15 +106,11 @@ impl Swapped {
                 run.iter().enumerate().all(|(i, slot)| self.slot(first + i as u64) == Some(slot))
             })
         };
-        (0..=place.order).rev().find(fits).unwrap_or(0)
-    }
-    /// The slots of the pages in `range`.
-    pub fn slots_of(&self, range: Range<u64>) -> Vec<SwapSlot> {
-        self.places.range(range).map(|(_, place)| place.slot).collect()
+        (0..=order).rev().find(fits).unwrap_or(0)
     }
     /// The slots.
     pub fn slots(&self) -> impl Iterator<Item = SwapSlot> {
-        self.places.values().map(|place| place.slot)
+        self.0.iter().filter_map(|(_, place)| place.slot())
     }
 }
 
@@ -94,8 +125,8 @@ mod tests {
     #[test]
     fn a_folio_comes_back_as_large_as_it_is_still_there() {
         let mut swapped = Swapped::default();
-        swapped.put(16, 2, slot(8));
-        swapped.put(20, 2, slot(12));
+        swapped.put(20, 2, slot(12)).expect("memory");
+        swapped.put(16, 2, slot(8)).expect("memory");
         assert_eq!((swapped.slot(18), swapped.slot(24)), (Some(slot(10)), None));
         // Never larger than it went out, although the slots would allow it.
         assert_eq!((swapped.order_of(18), swapped.order_of(21), swapped.order_of(24)), (2, 2, 0));
@@ -104,17 +135,31 @@ mod tests {
         swapped.take(17..18, |slot| gone.push(slot));
         assert_eq!((gone, swapped.slots().count()), (vec![slot(9)], 7));
         assert_eq!((swapped.order_of(16), swapped.order_of(18)), (0, 1));
+        assert_eq!(swapped.first_from(17), Some((18, slot(10))));
     }
 
     #[test]
     fn what_is_lost_is_there_until_it_is_given_up() {
         let mut swapped = Swapped::default();
-        swapped.put(16, 1, slot(8));
+        swapped.put(16, 1, slot(8)).expect("memory");
         let mut gone = Vec::new();
         swapped.lose(16..18, |slot| gone.push(slot));
-        assert_eq!((gone, swapped.slot(17), swapped.first()), (vec![slot(8), slot(9)], None, None));
+        assert_eq!((gone, swapped.slot(17)), (vec![slot(8), slot(9)], None));
+        assert_eq!(swapped.first_from(0), None);
         assert!(swapped.is_lost(17) && swapped.any(17, 1) && !swapped.is_lost(18));
         swapped.take(17..20, |_| panic!("no slot is left"));
         assert!(swapped.is_lost(16) && !swapped.is_lost(17) && !swapped.any(17, 9));
+    }
+
+    #[test]
+    fn the_last_ones_go_first() {
+        let mut swapped = Swapped::default();
+        swapped.put(16, 2, slot(8)).expect("memory");
+        swapped.lose(18..19, |_| ());
+        assert_eq!(swapped.take_last(17..19), Some(slot(9)));
+        assert!(!swapped.any(17, 2) && swapped.any(19, 1));
+        assert_eq!((swapped.take_last(17..19), swapped.take_last(0..99)), (None, Some(slot(11))));
+        swapped.lose(16..17, |_| ());
+        assert_eq!((swapped.take_last(0..99), swapped.any(0, 99)), (None, false));
     }
 }

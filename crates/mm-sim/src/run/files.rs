@@ -57,18 +57,9 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             let (file, line_no) = (self.scenario.name.clone(), line.line_no);
             return Err(RunError::TooLarge { file, line: line_no, op: "file", pages, available });
         }
-        let host = self.host();
-        let mounted =
-            |mode| Shmem::new(host, ShmemKind::Mounted(mode), pages) as Arc<dyn Object<_, _>>;
-        let object = match backing {
-            FileBacking::Memfd => {
-                Shmem::new(host, ShmemKind::Memfd, pages) as Arc<dyn Object<_, _>>
-            }
-            FileBacking::TmpfsAlways => mounted(ShmemMode::Always),
-            FileBacking::TmpfsWithinSize => mounted(ShmemMode::WithinSize),
-            FileBacking::TmpfsAdvise => mounted(ShmemMode::Advise),
-            FileBacking::TmpfsNever => mounted(ShmemMode::Never),
-            FileBacking::Ext4 => File::new(host, pages),
+        let object = match self.new_object(backing, pages) {
+            Ok(object) => object,
+            Err(e) => return Ok(self.refused(line, e.errno())),
         };
         let mut written = Ok(());
         if let Some(value) = fill {
@@ -86,6 +77,21 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
         let synced = written.and_then(|()| object.sync());
         self.files.insert(file, object);
         self.file_done(line, synced)
+    }
+    fn new_object(
+        &self,
+        backing: FileBacking,
+        pages: u64,
+    ) -> Result<Arc<dyn Object<A, O>>, FileError> {
+        let kind = match backing {
+            FileBacking::Memfd => ShmemKind::Memfd,
+            FileBacking::TmpfsAlways => ShmemKind::Mounted(ShmemMode::Always),
+            FileBacking::TmpfsWithinSize => ShmemKind::Mounted(ShmemMode::WithinSize),
+            FileBacking::TmpfsAdvise => ShmemKind::Mounted(ShmemMode::Advise),
+            FileBacking::TmpfsNever => ShmemKind::Mounted(ShmemMode::Never),
+            FileBacking::Ext4 => return Ok(File::new(self.host(), pages)?),
+        };
+        Ok(Shmem::new(self.host(), kind, pages)?)
     }
     pub(super) fn fsync(&self, line: &Line, file: FileId) -> Step {
         self.file_done(line, self.object(file)?.sync())
@@ -160,10 +166,8 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             Err(errno) => return Ok(self.refused(line, errno)),
         };
         pinned.dirty_at_end();
-        let read = object.read_direct(file_page, range.pages, &mut |i, page| {
-            for (w, word) in page.iter().enumerate() {
-                pinned.store(i as usize, w * 8, *word);
-            }
+        let read = object.read_direct(file_page, range.pages, &mut |i, w, word| {
+            pinned.store(i as usize, w * 8, word);
         });
         for (i, page) in (0..).zip(range.iter()) {
             if let Some(word) = pinned.load(i, 0) {
@@ -189,7 +193,8 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
         let pages: Vec<Vec<u64>> = (0..pinned.nr_pages())
             .map(|i| (0..page_words::<A>()).filter_map(|w| pinned.load(i, w * 8)).collect())
             .collect();
-        let written = object.write_direct(file_page, &pages);
+        let word = |page: u64, w: usize| pages[(page - file_page) as usize][w];
+        let written = object.write_direct(file_page, pages.len() as u64, &word);
         if written.is_ok() {
             for (page, words) in (file_page..).zip(&pages) {
                 let spot = crate::Spot::Object(object.id(), page << A::PAGE_SHIFT);

@@ -394,6 +394,10 @@ impl<'s, A: Arch, O: Events> Runner<'s, A, O> {
             // The fork that should have made it was refused.
             return Ok(self.refused(line, "ESRCH"));
         }
+        if line.op.file().is_some_and(|f| !self.files.contains_key(&f)) {
+            // There was no memory to make it.
+            return Ok(self.refused(line, "EBADF"));
+        }
         match &line.op {
             Op::Thp { size, policy } => Ok(self.thp(*size, *policy)),
             Op::Fork { child, parent } => self.fork(line, *child, *parent),

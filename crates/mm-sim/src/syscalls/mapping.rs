@@ -77,7 +77,8 @@ impl<A: Arch, O: Events> Process<A, O> {
     /// As [`mmap_anon`](Self::mmap_anon).
     pub fn mmap_shared(&self, range: VirtRange, flags: VmaFlags) -> Result<(), MapError> {
         let nr_pages = range.nr(A::PAGE_SHIFT);
-        let object = Shmem::new(self.host(), ShmemKind::Anonymous, nr_pages);
+        let object = Shmem::new(self.host(), ShmemKind::Anonymous, nr_pages)
+            .map_err(|_| MapError::NoMemory(range.start()))?;
         self.mmap_object(range, flags | VmaFlags::SHARED, object, 0)
     }
     /// `munmap`.
@@ -208,17 +209,17 @@ impl<A: Arch, O: Events> Process<A, O> {
     }
     /// Brings locked mappings in `range` into memory, as far as that goes.
     fn populate_locked(&self, range: VirtRange) {
-        let locked: Vec<_> = {
+        let mut rest = Some(range);
+        let locked_in = |rest| {
             let vmas = self.mm().read();
             let is_locked = |v: &&Vma| v.flags().contains(VmaFlags::LOCKED);
-            vmas.overlapping(range)
-                .filter(is_locked)
-                .filter_map(|v| v.range().intersect(range))
-                .collect()
+            vmas.overlapping(rest).find(is_locked).and_then(|v| v.range().intersect(rest))
         };
-        for part in locked {
+        while let Some(part) = rest.and_then(locked_in) {
             // What cannot be had now is had when it is touched.
             let _ = self.populate_mapped(part, OnError::NextMapping);
+            let behind = part.last().checked_add(1);
+            rest = behind.and_then(|va| VirtRange::new(va, range.bytes_after(va)).ok());
         }
     }
     /// `madvise`.

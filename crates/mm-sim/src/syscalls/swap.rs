@@ -70,9 +70,6 @@ impl<A: Arch, O: Events> Host<A, O> {
                 drop(locked);
             }
         }
-        match self.swap().remove_closed() {
-            Ok(true) => Ok(()),
-            Ok(false) | Err(_) => Err(SwapOffError::Busy),
-        }
+        if self.swap().remove_closed() { Ok(()) } else { Err(SwapOffError::Busy) }
     }
 }

@@ -111,7 +111,7 @@ fn pages_in_swap_are_brought_in_first() {
 #[test]
 fn shared_memory_is_collapsed_in_its_object() {
     let m = machine();
-    let file = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Never), 0);
+    let file = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Never), 0).expect("memory");
     file.write(0, 300, &|index, _| 0xf00 + index).expect("written");
     file.truncate(512);
     let (p, q) = (m.spawn().expect("process"), m.spawn().expect("process"));

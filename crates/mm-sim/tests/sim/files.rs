@@ -29,7 +29,7 @@ fn written(object: &dyn Object<A, EventCounts>, n: u64) {
     object.sync().expect("synced");
 }
 fn file(m: &M, n: u64) -> Arc<File<A, EventCounts>> {
-    let file = File::new(m.host(), 0);
+    let file = File::new(m.host(), 0).expect("memory");
     for index in 0..n {
         file.write(index, 1, &|index, word| if word == 0 { tag(index) } else { 0 }).expect("room");
     }
@@ -37,7 +37,7 @@ fn file(m: &M, n: u64) -> Arc<File<A, EventCounts>> {
     file
 }
 fn shmem(m: &M, n: u64, mode: ShmemMode) -> Arc<Shmem<A, EventCounts>> {
-    let object = Shmem::new(m.host(), ShmemKind::Mounted(mode), 0);
+    let object = Shmem::new(m.host(), ShmemKind::Mounted(mode), 0).expect("memory");
     written(&*object, n);
     object
 }
@@ -342,7 +342,7 @@ mod large {
     #[test]
     fn nothing_behind_the_end_is_mapped() {
         let m = machine();
-        let f = File::new(m.host(), 0);
+        let f = File::new(m.host(), 0).expect("memory");
         written(&*f, 16);
         assert_eq!(f.cache().folios().len(), 1, "one folio");
         // As after a truncation that could not split it.
@@ -416,7 +416,7 @@ mod direct {
     fn a_write_reaches_what_stays_in_the_cache() {
         for order in [0, 4] {
             let m = machine();
-            let f = File::new(m.host(), 0);
+            let f = File::new(m.host(), 0).expect("memory");
             let at_once = 1 << order;
             for first in (0..16).step_by(at_once as usize) {
                 let word = |index, w| if w == 0 { tag(index) } else { 0 };
@@ -427,14 +427,14 @@ mod direct {
             p.mmap_object(pages(0, 16), SHARED, f.clone(), 0).expect("mmap");
             assert_eq!(p.load(page(3)), Ok(tag(3)));
             let pin = p.pin(page(3), 1, GupFlags::empty()).expect("pin");
-            let new = |value| vec![vec![value; 512]];
-            f.write_direct(0, &new(70)).expect("written");
-            f.write_direct(3, &new(73)).expect("written");
+            let write = |index, value| f.write_direct(index, 1, &|_, _| value).expect("written");
+            write(0, 70);
+            write(3, 73);
             assert_eq!((f.read(0, 0), p.load(page(0))), (Ok(70), Ok(70)));
             assert_eq!((p.load(page(3)), pin.load(0, 0)), (Ok(73), Some(73)));
             assert_eq!((p.load(page(1)), p.load(page(4))), (Ok(tag(1)), Ok(tag(4))));
             drop(pin);
-            f.write_direct(3, &new(83)).expect("written");
+            write(3, 83);
             assert!(f.cached(3).is_none(), "nobody holds it");
             let seen = [0, 1, 3, 4].map(|i| p.load(page(i)));
             assert_eq!(seen, [Ok(70), Ok(tag(1)), Ok(83), Ok(tag(4))]);

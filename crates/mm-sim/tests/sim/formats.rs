@@ -256,7 +256,7 @@ fn entries_that_nobody_asked_for() {
     fn asked_for<A: Arch>() -> Vec<u64> {
         let m = machine::<A>(Preset::Linux618, 1);
         let p = m.spawn().expect("process");
-        let f = File::new(m.host(), 0);
+        let f = File::new(m.host(), 0).expect("memory");
         (0..16).for_each(|i| f.write(i, 1, &|_, _| 7).expect("room"));
         p.mmap_object(pages(0, 16), VmaFlags::READ, f, 0).expect("mmap");
         assert_eq!(p.load(page(5)), Ok(7));

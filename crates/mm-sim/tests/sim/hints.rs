@@ -62,12 +62,12 @@ fn sound(m: &M, processes: &[&P]) {
     assert_eq!(audit(m, processes.iter().copied(), []), []);
 }
 fn shmem(m: &M, n: u64, mode: ShmemMode) -> Arc<Shmem<A, EventCounts>> {
-    let object = Shmem::new(m.host(), ShmemKind::Mounted(mode), 0);
+    let object = Shmem::new(m.host(), ShmemKind::Mounted(mode), 0).expect("memory");
     object.write(0, n, &|index, _| 0xf00 + index).expect("room");
     object
 }
 fn file(m: &M, n: u64) -> Arc<File<A, EventCounts>> {
-    let file = File::new(m.host(), 0);
+    let file = File::new(m.host(), 0).expect("memory");
     (0..n).for_each(|i| file.write(i, 1, &|index, _| 0xf00 + index).expect("room"));
     file.sync().expect("synced");
     file

@@ -107,7 +107,7 @@ impl<H: FaultHandler<Host<A>>> FaultHandler<Host<A>> for Discarded<'_, H> {
 fn a_forced_write_never_reaches_the_file() {
     for discards in 0..4 {
         let m = machine();
-        let file = File::new(m.host(), 0);
+        let file = File::new(m.host(), 0).expect("memory");
         file.write(0, 1, &|_, _| 0xf00).expect("written");
         file.sync().expect("synced");
         let p = m.spawn().expect("process");

@@ -263,7 +263,7 @@ fn a_merged_page_that_somebody_holds_stays() {
     m.host().swap().add::<A>(16).expect("room");
     m.host().swap().fail_write_after(Some(0));
     m.host().reclaim([&p], "16K swappiness=max").ok();
-    let slot = m.host().swap().slots().in_use()[0].slot;
+    let slot = m.host().swap().slots().in_use().next().expect("one").slot;
     let cached = || m.host().swap().slots().state(slot).and_then(|s| s.cached).expect("cached");
     assert_eq!(cached(), one);
     let own = m.host().memmap().folio(one).grab::<Get>(1).expect("room");

@@ -12,6 +12,7 @@ mod common;
 mod files;
 mod flushes;
 mod formats;
+mod heap;
 mod hints;
 mod known_faults;
 mod ksm;

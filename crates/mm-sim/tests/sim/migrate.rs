@@ -47,7 +47,7 @@ fn stuck(m: &M, pfn: Pfn) {
 #[test]
 fn pages_of_files_move_with_their_mappings_and_their_place() {
     let m = machine();
-    let file = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Always), 0);
+    let file = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Always), 0).expect("memory");
     file.write(0, 32, &|index, _| 0xf00 + index).expect("written");
     let (p, q) = (m.spawn().expect("process"), m.spawn().expect("process"));
     p.mmap_object(pages(0, 32), SHARED, file.clone(), 0).expect("mapped");
@@ -89,7 +89,7 @@ fn is_leaf(p: &P, at: u64) -> bool {
 }
 /// An object of shared memory with two folios of 2 MiB, whose pages hold 0xf00 and more.
 fn huge_object(m: &M) -> std::sync::Arc<Shmem<A, EventCounts>> {
-    let object = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Always), 0);
+    let object = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Always), 0).expect("memory");
     object.write(0, 1024, &|index, _| 0xf00 + index).expect("written");
     object
 }
@@ -323,7 +323,7 @@ fn dirt_does_not_become_a_right_by_moving() {
 fn a_folio_of_shared_memory_splits_to_every_order() {
     for order in 0..9 {
         let m = machine();
-        let file = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Always), 0);
+        let file = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Always), 0).expect("memory");
         file.write(0, 512, &|index, _| 0xf00 + index).expect("written");
         let p = m.spawn().expect("process");
         p.mmap_object(pages(0, 512), SHARED, file.clone(), 0).expect("mapped");

@@ -443,7 +443,7 @@ fn a_cached_translation_of_another_space_is_nobodys() {
 fn file_filled() -> (M, P, Arc<File<X86_64, EventCounts>>) {
     let m = machine();
     let p = m.spawn().expect("process");
-    let f = File::new(m.host(), 16);
+    let f = File::new(m.host(), 16).expect("memory");
     let flags = VmaFlags::READ | VmaFlags::WRITE | VmaFlags::SHARED;
     p.mmap_object(pages(0, 16), flags, f.clone(), 0).expect("mmap");
     for i in 0..16 {
@@ -519,7 +519,7 @@ fn the_page_of_another_index_is_reported() {
 fn a_page_behind_the_end_is_reported() {
     let m = machine();
     let p = m.spawn().expect("process");
-    let f = File::new(m.host(), 0);
+    let f = File::new(m.host(), 0).expect("memory");
     f.write(0, 16, &|_, _| 0).expect("room");
     // A folio of 16 pages that nobody may split, and that ends behind the file.
     let own = m.host().memmap().adopt_run::<Get>(f.cached(0).expect("cached"));

@@ -73,7 +73,7 @@ fn a_group_gives_memory_back_and_others_keep_theirs() {
 #[test]
 fn everybody_includes_pages_that_nothing_maps() {
     let m = machine();
-    let file = File::new(m.host(), 64);
+    let file = File::new(m.host(), 64).expect("memory");
     let object: Arc<dyn Object<A, EventCounts>> = file.clone();
     object.write(0, 64, &|page, word| if word == 0 { 500 + page } else { 0 }).expect("room");
     object.sync().expect("written");

@@ -141,7 +141,7 @@ fn a_slot_with_a_wrong_count_is_reported() {
 
 /// An object of 16 pages that hold 200 and more.
 fn object(m: &M) -> Arc<Shmem<A, EventCounts>> {
-    let object = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Never), 0);
+    let object = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Never), 0).expect("memory");
     object.write(0, 16, &|index, _| 200 + index).expect("memory");
     object
 }
@@ -276,7 +276,7 @@ fn without_its_devices_everything_is_in_memory() {
     assert_eq!(m.host().swap_off([&p]), Err(SwapOffError::Busy), "the child has some");
     assert_eq!(m.host().swap_off([&p, &q]), Ok(()));
     sound(&m, &[&p, &q]);
-    assert_eq!((free(&m), m.host().swap().slots().in_use()), (0, vec![]));
+    assert_eq!((free(&m), m.host().swap().slots().in_use().count()), (0, 0));
     for of in [&p, &q] {
         assert_eq!(of.mm().counters().get(RssKind::Swap), 0);
         of.take_faults();
@@ -311,14 +311,15 @@ fn what_is_in_the_cache_moves_and_splits() {
     let p = filled(&m);
     m.host().swap().fail_write_after(Some(0));
     p.madvise_pageout(pages(0, 8)).expect("mapped");
-    let state = m.host().swap().slots().in_use();
-    let cached = state.iter().find_map(|s| s.cached).expect("one could not be written");
+    let mut state = m.host().swap().slots().in_use();
+    let (slot, cached) =
+        state.find_map(|s| Some((s.slot, s.cached?))).expect("one could not be written");
     let own = m.host().memmap().folio(cached).grab::<Get>(1).expect("room");
     assert!(own.folio().is_large() && !own.folio().is_mapped());
     m.host().migrate(&own).expect("nobody holds it");
     drop(own);
     sound(&m, &[&p]);
-    let moved = m.host().swap().slots().state(state[0].slot).and_then(|s| s.cached);
+    let moved = m.host().swap().slots().state(slot).and_then(|s| s.cached);
     let moved = moved.expect("cached as before");
     assert_ne!(moved, cached);
     let own = m.host().memmap().folio(moved).grab::<Get>(1).expect("room");
@@ -337,7 +338,7 @@ fn what_is_in_the_cache_moves_and_splits() {
 }
 
 fn nr_cached(m: &M) -> usize {
-    m.host().swap().slots().in_use().iter().filter(|s| s.cached.is_some()).count()
+    m.host().swap().slots().in_use().filter(|s| s.cached.is_some()).count()
 }
 
 /// Entries stay what they are; the fault finds the page in the cache. A device that fails and
@@ -450,7 +451,7 @@ fn what_a_device_does_not_give_back_is_lost() {
     m.host().swap().fail_read_after(Some(1));
     assert_eq!(m.host().swap_off([&p, &q]), Ok(()));
     sound(&m, &[&p, &q]);
-    assert_eq!((free(&m), m.host().swap().slots().in_use()), (0, vec![]));
+    assert_eq!((free(&m), m.host().swap().slots().in_use().count()), (0, 0));
     assert_eq!([&p, &q].map(|of| of.mm().counters().get(RssKind::Swap)), [0, 0]);
     assert_eq!((p.load(page(1)), p.store(page(1), 1)), (Err(bus(1)), Err(bus(1))));
     // A child does not get what its parent has not, and the place can be given up.

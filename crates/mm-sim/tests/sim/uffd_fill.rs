@@ -37,7 +37,7 @@ fn anonymous(m: &M, nr: u64, mode: UffdMode) -> P {
 /// An object of `nr` pages, all of them holes, and a process with a mapping of it from page
 /// 0 on.
 fn shared(m: &M, nr: u64, mode: UffdMode) -> (Arc<Shmem<A, EventCounts>>, P) {
-    let o = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Never), nr);
+    let o = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Never), nr).expect("memory");
     let p = m.spawn().expect("process");
     p.mmap_object(pages(0, 2 * nr), SHARED, o.clone(), 0).expect("mmap");
     p.uffd_register(pages(0, 2 * nr), mode).expect("registered");

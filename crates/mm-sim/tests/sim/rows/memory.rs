@@ -37,9 +37,9 @@ fn what_is_pinned_for_long_is_not_written_back_by_a_filesystem() {
     let m = machine_of(16);
     let host = m.host();
     let long = GupFlags::LONGTERM;
-    let file: Arc<dyn Object<A, _>> = File::new(host, 8);
+    let file: Arc<dyn Object<A, _>> = File::new(host, 8).expect("memory");
     let mounted = ShmemKind::Mounted(ShmemMode::Never);
-    let shmem: Arc<dyn Object<A, _>> = Shmem::new(host, mounted, 8);
+    let shmem: Arc<dyn Object<A, _>> = Shmem::new(host, mounted, 8).expect("memory");
     for (object, shared, stores, loads) in [
         (&file, false, Ok(()), Ok(())),
         (&shmem, false, Ok(()), Ok(())),

@@ -19,7 +19,7 @@ fn clean_pages_of_a_file_do_not_become_writable() {
     for preset in Preset::ALL {
         let m = machine_under(16, *preset);
         let p = m.spawn().expect("process");
-        let f = File::new(m.host(), 8);
+        let f = File::new(m.host(), 8).expect("memory");
         p.mmap_object(pages(0, 8), RW | VmaFlags::SHARED, f.clone(), 0).expect("mmap");
         (0..8).for_each(|i| assert_eq!(p.load(page(i)), Ok(0)));
         (2..5).for_each(|i| p.store(page(i), i).expect("store"));

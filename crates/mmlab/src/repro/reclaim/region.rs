@@ -53,9 +53,10 @@ impl<O: Events> Region<O> {
         let range = VirtRange::new(VirtAddr::new(BASE), bytes).map_err(|e| e.to_string())?;
         let nr = range.nr(X86_64::PAGE_SHIFT);
         let host = machine.host();
+        let mounted = ShmemKind::Mounted(ShmemMode::Always);
         let object: Option<Arc<dyn Object<X86_64, O>>> = match op {
-            Op::File => Some(File::new(host, nr)),
-            Op::UffdWp => Some(Shmem::new(host, ShmemKind::Mounted(ShmemMode::Always), nr)),
+            Op::File => Some(File::new(host, nr).map_err(|e| e.to_string())?),
+            Op::UffdWp => Some(Shmem::new(host, mounted, nr).map_err(|e| e.to_string())?),
             Op::Lazyfree | Op::Swap => None,
         };
         if op == Op::Swap {
