@@ -273,7 +273,7 @@ fn place(name: &str, file: &str, line: u32) -> Option<Place> {
     }
     let Some((_, within)) = file.rsplit_once("/crates/") else { return Some(Place::Host) };
     let is_of = |part: &&str| within.starts_with(*part);
-    if HOST.iter().any(|p| is_of(p)) && !KERNEL.iter().any(|p| is_of(p)) {
+    if HOST.iter().any(is_of) && !KERNEL.iter().any(is_of) {
         return Some(Place::Host);
     }
     Some(Place::Library(String::leak(format!("{within}:{line}"))))
