@@ -99,7 +99,7 @@ fn pin_and_swap_out(order: u32, nr: usize, policy: FastPolicy) {
     exit(&MapPolicy::default(), &mm);
     assert!(!both, "{gone} pages went to swap, {} of them pinned", got.len());
     assert!(alone, "a page was pinned to be written to, and others may read it");
-    assert_eq!((p.folios_in_use(), p.slots().in_use().len()), (0, 0));
+    assert_eq!((p.folios_in_use(), p.slots().in_use().count()), (0, 0));
 }
 
 /// The entries are writable: the pinner looks at them twice, and not at the mark.

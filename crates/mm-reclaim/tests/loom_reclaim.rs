@@ -705,7 +705,7 @@ fn late_write(policy: UnmapPolicy, order: u32) {
     let stored = w.join().expect("a CPU");
     assert_eq!(content(&p, &mm), if stored { 7 } else { 1 }, "a store is lost");
     exit(&MAP, &mm);
-    assert_eq!((p.folios_in_use(), p.slots().in_use().len()), (0, 0));
+    assert_eq!((p.folios_in_use(), p.slots().in_use().count()), (0, 0));
 }
 /// R: takes dirty entries, puts the flush off, makes it, reads the page for the device. W:
 /// stores by what it has cached.
@@ -798,7 +798,7 @@ fn reuse_while_isolated(policy: UnmapPolicy) {
     assert_eq!(content(&p, &mm), if stored { 7 } else { 1 }, "a store is lost");
     drop(own);
     exit(&MAP, &mm);
-    assert_eq!((p.folios_in_use(), p.slots().in_use().len()), (0, 0));
+    assert_eq!((p.folios_in_use(), p.slots().in_use().count()), (0, 0));
 }
 /// R: reference, folio lock, place in swap, unmaps. W: whose is the folio, copy or reuse.
 /// Rules: F-RACE-40.

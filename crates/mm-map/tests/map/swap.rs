@@ -114,11 +114,11 @@ mod generic {
             munmap(&policy, &mut p.write(), pages::<A>(0, 3)).expect("memory");
             assert_eq!(m.folios_in_use(), 1, "an entry is left");
             munmap(&policy, &mut p.write(), pages::<A>(3, 1)).expect("memory");
-            assert_eq!((m.folios_in_use(), m.slots().in_use()), (0, vec![]));
+            assert_eq!((m.folios_in_use(), m.slots().in_use().count()), (0, 0));
             // Mappings only.
             cached(8);
             munmap(&policy, &mut p.write(), pages::<A>(8, 4)).expect("memory");
-            assert_eq!((m.folios_in_use(), m.slots().in_use()), (0, vec![]));
+            assert_eq!((m.folios_in_use(), m.slots().in_use().count()), (0, 0));
             finish(&m, vec![p]);
         }
     }
