@@ -1,6 +1,6 @@
 //! An entry format with its geometry and its table operations.
 
-use crate::{Entry, Level, Protection, Right, SpaceTlb, Tlb, VirtAddr, VirtRange};
+use crate::{Entry, Held, Level, Protection, Right, SpaceTlb, Tlb, VirtAddr, VirtRange};
 
 /// Where in a table an operation starts: the entry's index, and the address it
 /// maps (block formats flush inside the operation).
@@ -198,6 +198,30 @@ pub unsafe trait Arch: Copy + core::fmt::Debug + Send + Sync + 'static {
             expected = e.advance(1, Level::Pte);
         });
         first
+    }
+    /// Empties the run that [`scan`](Self::scan) with `MODE` finds, on a live table under its
+    /// lock, and returns its length. `each` gets the entries that say something else than the one
+    /// before, a frame further, the first if it says something else than `head`; maybe others.
+    ///
+    /// `MODE` does not respect dirty: hardware may set it between a look and the exchange.
+    #[inline]
+    fn take_while<const MODE: u8, T: Tlb + ?Sized>(
+        table: &Self::Table,
+        at: At,
+        head: Self::Entry,
+        max: usize,
+        tlb: &SpaceTlb<'_, T>,
+        mut each: impl FnMut(Self::Entry),
+    ) -> usize {
+        let nr = Self::scan::<Held, MODE>(table, at.index, head, max).nr;
+        let mut expected = head;
+        Self::take::<Live, T>(table, at, nr, tlb, |_, e| {
+            if e != expected {
+                each(e);
+            }
+            expected = e.advance(1, Level::Pte);
+        });
+        nr
     }
     /// Write-protects `n` present entries atomically, keeping dirty (rules
     /// ACC-11, SHSTK-08).

@@ -1,10 +1,10 @@
 //! Tables whose lock is held.
 
-use crate::{ClearedRun, PageTables, Run, TableMemory, TableSpace, View};
+use crate::{BatchLimit, ClearedRun, PageTables, Run, TableMemory, TableSpace, View};
 use core::ops::Deref;
 use mm_arch::{
     Arch, At, Entry, Flush, FlushScope, Held, Level, Live, Liveness, TableFrame, VirtAddr,
-    VirtRange,
+    VirtRange, respect,
 };
 use mm_sync::LockGuard;
 
@@ -174,6 +174,34 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         self.view.desc().count(-(n as i32));
         self.owe(cached && !mm_sync::mutant!("pgtable.take.no_flush"), index, n, owed);
         first
+    }
+    /// Takes the run that starts with `head`, the value at `index`: what
+    /// [`run`](View::run) finds, found and emptied at once; how many entries it has. They stay
+    /// gone. `each` gets those that say something else than the one before, the first if it has
+    /// changed meanwhile.
+    #[inline]
+    pub fn take_while<const MODE: u8>(
+        &mut self,
+        index: usize,
+        head: E<S>,
+        limit: BatchLimit,
+        owed: &mut Flush<'_, S::Tlb>,
+        mut each: impl FnMut(E<S>),
+    ) -> usize {
+        const { assert!(MODE & respect::DIRTY == 0, "hardware may end the run meanwhile") };
+        debug_assert!(head.is_leaf(Level::Pte), "a run of {head:?}");
+        let max = limit.get().min(S::Arch::nr_entries(Level::Pte) - index);
+        let (at, tlb) = (self.view.at(index), self.tables.tlb());
+        let mut cached = head.may_be_cached(true, Level::Pte);
+        let n = S::Arch::take_while::<MODE, S::Tlb>(self.view.table(), at, head, max, &tlb, |e| {
+            cached |= e.may_be_cached(true, Level::Pte);
+            each(e);
+        });
+        self.took |= S::Arch::WORDS > 1;
+        self.view.desc().live().used();
+        self.view.desc().count(-(n as i32));
+        self.owe(cached && !mm_sync::mutant!("pgtable.take.no_flush"), index, n, owed);
+        n
     }
     fn owe(&self, yes: bool, index: usize, n: usize, owed: &mut Flush<'_, S::Tlb>) {
         debug_assert_eq!(owed.space(), self.tables.id(), "an obligation of another space");

@@ -11,7 +11,7 @@
 //! come between the look and the exchange, which then fails and is made again.
 
 use mm_arch::{Live, word};
-use mm_sync::atomic::AtomicU64;
+use mm_sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Whether entries are words of memory here, and not of a checker.
 const PLAIN: bool = !mm_sync::MODELLED && !cfg!(miri) && size_of::<AtomicU64>() == 8;
@@ -28,15 +28,120 @@ pub(crate) fn take_all(cells: &[AtomicU64], mut each: impl FnMut(u64)) {
         }
         let (pairs, last) = rest.as_chunks::<2>();
         for pair in pairs {
-            for old in cpu::take_pair(pair) {
-                each(old);
+            let mut old = look(pair);
+            while let Err(now) = cpu::take_pair(pair, old) {
+                old = now;
             }
+            old.into_iter().for_each(&mut each);
         }
         rest = last;
     }
     for cell in rest {
         each(word::take::<Live>(cell));
     }
+}
+
+/// What cells hold that are emptied one after the other.
+pub(crate) struct Expected {
+    /// The next one, if it is a step from the one before.
+    pub next: u64,
+    /// One step.
+    pub step: u64,
+    /// Bits in which they may differ: hardware may set them in cells that are still there, and
+    /// others only.
+    pub ignore: u64,
+}
+
+/// Empties `cells` in ascending order, by exchange, as long as they hold what is expected; how
+/// many. `each` gets old values that are not what is expected, ignored bits included, and maybe
+/// the neighbour of one.
+///
+/// An exchange waits for everything before it, and what reads memory waits for the exchange. So
+/// most are tried without a look, which the values of a run allow; once one of them failed all are
+/// looked at.
+#[inline(always)]
+pub(crate) fn take_while(
+    cells: &[AtomicU64],
+    mut expected: Expected,
+    mut each: impl FnMut(u64),
+) -> usize {
+    let mut nr = 0;
+    if PLAIN && cells.len() > 1 && cpu::has_double_exchange() {
+        if !cells.as_ptr().addr().is_multiple_of(16) {
+            if !take_one(&cells[0], &mut expected, &mut each) {
+                return 0;
+            }
+            nr = 1;
+        }
+        let (pairs, _) = cells[nr..].as_chunks::<2>();
+        let blind = take_equal(pairs, expected.next, expected.step);
+        nr += 2 * blind;
+        expected.next = expected.next.wrapping_add(expected.step.wrapping_mul(2 * blind as u64));
+        for pair in &pairs[blind..] {
+            if !take_two(pair, &mut expected, &mut each) {
+                break;
+            }
+            nr += 2;
+        }
+    }
+    for cell in &cells[nr..] {
+        if !take_one(cell, &mut expected, &mut each) {
+            break;
+        }
+        nr += 1;
+    }
+    nr
+}
+
+/// Empties pairs that hold `head`, `head + step`, …; how many there are before the first that does
+/// not. The caller asked whether the CPU can.
+fn take_equal(pairs: &[[AtomicU64; 2]], head: u64, step: u64) -> usize {
+    let mut expected = head;
+    for (k, pair) in pairs.iter().enumerate() {
+        let next = expected.wrapping_add(step);
+        if cpu::take_pair(pair, [expected, next]).is_err() {
+            return k;
+        }
+        expected = next.wrapping_add(step);
+    }
+    pairs.len()
+}
+#[inline(always)]
+fn take_one(cell: &AtomicU64, expected: &mut Expected, each: &mut impl FnMut(u64)) -> bool {
+    if (cell.load(Relaxed) ^ expected.next) & !expected.ignore != 0 {
+        return false;
+    }
+    let old = word::take::<Live>(cell);
+    if old != expected.next {
+        each(old);
+    }
+    expected.next = old.wrapping_add(expected.step);
+    true
+}
+/// As [`take_one`] for two. If it does not, the first may still be as expected.
+fn take_two(pair: &[AtomicU64; 2], expected: &mut Expected, each: &mut impl FnMut(u64)) -> bool {
+    let mut old = look(pair);
+    loop {
+        let next = expected.next.wrapping_add(expected.step);
+        let other = old[0] ^ expected.next | old[1] ^ next;
+        if other & !expected.ignore != 0 {
+            return false;
+        }
+        match cpu::take_pair(pair, old) {
+            Ok(()) => {
+                if other != 0 {
+                    old.into_iter().for_each(each);
+                }
+                expected.next = old[1].wrapping_add(expected.step);
+                return true;
+            }
+            Err(now) => old = now,
+        }
+    }
+}
+#[inline(always)]
+fn look(pair: &[AtomicU64; 2]) -> [u64; 2] {
+    pair.each_ref().map(|cell| cell.load(Relaxed))
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -68,60 +173,59 @@ mod cpu {
         has
     }
 
-    /// Empties two entries by one exchange; the old values.
+    /// Empties two entries by one exchange if they hold `old`.
     ///
     /// The caller asked whether the CPU can, and the pair is aligned to its size.
+    ///
+    /// # Errors
+    ///
+    /// What they hold.
     #[inline(always)]
-    pub fn take_pair(pair: &[AtomicU64; 2]) -> [u64; 2] {
+    pub fn take_pair(pair: &[AtomicU64; 2], mut old: [u64; 2]) -> Result<(), [u64; 2]> {
         debug_assert!(pair.as_ptr().addr().is_multiple_of(16));
-        let mut old = [pair[0].load(Relaxed), pair[1].load(Relaxed)];
-        loop {
-            let done: u8;
-            // SAFETY:
-            // - The instruction exists: `take_all` calls this only behind `has_double_exchange`.
-            //   It faults on an address that is no multiple of sixteen: `take_all` has aligned
-            //   it.
-            // - The memory is two `AtomicU64` that live as long as the borrow, shared and
-            //   writable as all atomics are. (The instruction also writes when it fails, what was
-            //   there; that is no change.) Nothing else is accessed, and no stack.
-            // - What it does is what Rust could do: when it succeeds, `swap(0, SeqCst)` of the
-            //   first and then of the second, with no access by anybody else in between; when it
-            //   fails, a load of each. So no access of a size that others do not use
-            //   exists as far as the model of memory goes, and all others are of whole words.
-            // - `rbx` may not be an operand and has a half of the new value: it is put back. If
-            //   `zero` were `rbx` itself, both exchanges of registers would be without effect.
-            unsafe {
-                asm!(
-                    "xchg {zero}, rbx",
-                    "lock cmpxchg16b [rdi]",
-                    "sete r8b",
-                    "mov rbx, {zero}",
-                    zero = inout(reg) 0_u64 => _,
-                    in("rdi") pair.as_ptr(),
-                    in("rcx") 0_u64,
-                    inout("rax") old[0],
-                    inout("rdx") old[1],
-                    out("r8b") done,
-                    options(nostack),
-                );
-            }
-            if done != 0 {
-                return old;
-            }
+        let done: u8;
+        // SAFETY:
+        // - The instruction exists: `take_all` and `take_while` call this only behind
+        //   `has_double_exchange`. It faults on an address that is no multiple of sixteen: they
+        //   have aligned it.
+        // - The memory is two `AtomicU64` that live as long as the borrow, shared and
+        //   writable as all atomics are. (The instruction also writes when it fails, what was
+        //   there; that is no change.) Nothing else is accessed, and no stack.
+        // - What it does is what Rust could do: when it succeeds, `swap(0, SeqCst)` of the
+        //   first and then of the second, with no access by anybody else in between; when it
+        //   fails, a load of each. So no access of a size that others do not use
+        //   exists as far as the model of memory goes, and all others are of whole words.
+        // - `rbx` may not be an operand and has a half of the new value: it is put back. If
+        //   `zero` were `rbx` itself, both exchanges of registers would be without effect.
+        unsafe {
+            asm!(
+                "xchg {zero}, rbx",
+                "lock cmpxchg16b [rdi]",
+                "sete r8b",
+                "mov rbx, {zero}",
+                zero = inout(reg) 0_u64 => _,
+                in("rdi") pair.as_ptr(),
+                in("rcx") 0_u64,
+                inout("rax") old[0],
+                inout("rdx") old[1],
+                out("r8b") done,
+                options(nostack),
+            );
         }
+        if done != 0 { Ok(()) } else { Err(old) }
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 mod cpu {
-    use mm_arch::{Live, word};
     use mm_sync::atomic::AtomicU64;
 
     pub const fn has_double_exchange() -> bool {
         false
     }
-    pub fn take_pair(pair: &[AtomicU64; 2]) -> [u64; 2] {
-        pair.each_ref().map(word::take::<Live>)
+    pub fn take_pair(_: &[AtomicU64; 2], now: [u64; 2]) -> Result<(), [u64; 2]> {
+        // Not called: there is no such exchange.
+        Err(now)
     }
 }
 
@@ -161,6 +265,53 @@ mod tests {
         }
     }
 
+    proptest! {
+        /// Rules: BATCH-01, BATCH-18, ACC-05, ACC-07. At once is what one after the other would be,
+        /// wherever the entries begin, and whatever is different where; and nothing behind the end
+        /// of the run has changed.
+        #[test]
+        fn taking_what_is_expected_is_looking_and_taking_each(
+            others in prop::collection::vec((0..40_usize, prop_oneof![
+                6 => Just(ACCESSED), 2 => Just(DIRTY), 1 => Just(1 << 40), 1 => Just(PRESENT)
+            ]), 0..6),
+            first in 0..40_usize,
+            nr in 0..=40_usize,
+            down in any::<bool>(),
+        ) {
+            const IGNORE: u64 = ACCESSED | DIRTY;
+            let nr = nr.min(40 - first);
+            let step = if down { 0x1000_u64.wrapping_neg() } else { 0x1000 };
+            let value = |k: usize| 0x5_0000_0000_u64.wrapping_add(step.wrapping_mul(k as u64)) | PRESENT;
+            let table = Aligned(core::array::from_fn(|k| AtomicU64::new(value(k))));
+            for (k, bits) in others {
+                word::store(&table.0[k], table.0[k].load(Relaxed) ^ bits);
+            }
+            let before: Vec<u64> = table.0.iter().map(|cell| cell.load(Relaxed)).collect();
+            let head = value(first);
+
+            let mut got = Vec::new();
+            let expected = Expected { next: head, step, ignore: IGNORE };
+            let n = take_while(&table.0[first..first + nr], expected, |old| got.push(old));
+
+            let run = (first..first + nr).take_while(|k| (before[*k] ^ value(*k)) & !IGNORE == 0);
+            prop_assert_eq!(n, run.count());
+            for (k, cell) in table.0.iter().enumerate() {
+                let taken = (first..first + n).contains(&k);
+                prop_assert_eq!(cell.load(Relaxed), if taken { 0 } else { before[k] });
+            }
+            // All that differ from the one before are handed on, and none that was not there.
+            let mut last = head.wrapping_sub(step);
+            let mut handed = got.iter();
+            for old in &before[first..first + n] {
+                if *old != last.wrapping_add(step) {
+                    prop_assert!(handed.any(|got| got == old));
+                }
+                last = *old;
+            }
+            prop_assert!(got.iter().all(|got| before[first..first + n].contains(got)));
+        }
+    }
+
     /// Rules: ACC-05, ACC-07. A CPU marks entries that are still there, as often as it
     /// finds one: what it marked is in what is taken, and nothing that is empty is marked.
     #[test]
@@ -188,18 +339,41 @@ mod tests {
                     word::store(cell, (k as u64) << 12 | PRESENT);
                 }
                 // Some rounds give it the time to mark all.
-                if round % 8 == 0 {
+                if round % 8 < 2 {
                     while cells.iter().any(|c| c.load(Relaxed) & DIRTY == 0) {
                         std::thread::yield_now();
                     }
                 }
-                let mut k = 0;
-                take_all(cells, |old| {
+                let mut note = |k: usize, old: u64| {
                     assert_eq!(old & !(ACCESSED | DIRTY), (k as u64) << 12 | PRESENT);
                     assert!(matches!(old & (ACCESSED | DIRTY), 0 | 0x60), "half a mark");
                     taken[k] += u64::from(old & DIRTY != 0);
-                    k += 1;
-                });
+                };
+                if round % 2 == 0 {
+                    let mut k = 0;
+                    take_all(cells, |old| {
+                        note(k, old);
+                        k += 1;
+                    });
+                } else {
+                    // What is not handed on is as the one before, and as clean as the head.
+                    let (ignore, mut marks) = (ACCESSED | DIRTY, [0; 37]);
+                    let expected = Expected { next: PRESENT, step: 1 << 12, ignore };
+                    let mut seen = 0;
+                    let n = take_while(cells, expected, |old| {
+                        let k = (old >> 12) as usize;
+                        let before = if seen > 0 { marks[seen - 1] } else { 0 };
+                        marks[seen..k].fill(before);
+                        marks[k] = old & ignore;
+                        seen = k + 1;
+                    });
+                    let before = if seen > 0 { marks[seen - 1] } else { 0 };
+                    marks[seen..].fill(before);
+                    assert_eq!(n, cells.len());
+                    for (k, marks) in marks.into_iter().enumerate() {
+                        note(k, (k as u64) << 12 | PRESENT | marks);
+                    }
+                }
                 assert!(cells.iter().all(|c| c.load(Relaxed) == 0));
             }
             stop.store(1, Relaxed);

@@ -1,6 +1,6 @@
 //! Long mode: four and five levels of 64-bit entries.
 
-use crate::double;
+use crate::double::{self, Expected};
 use crate::layout::Long;
 use crate::paging::{ENTRIES, Mode, Paging};
 use crate::value::X86Value;
@@ -62,5 +62,15 @@ impl<const SHSTK: bool, const LA57: bool> Mode for LongPaging<SHSTK, LA57> {
     #[inline(always)]
     fn take_live(cells: &[AtomicU64], each: impl FnMut(u64)) {
         double::take_all(cells, each);
+    }
+    #[inline(always)]
+    fn take_live_while(
+        cells: &[AtomicU64],
+        head: u64,
+        step: u64,
+        ignore: u64,
+        each: impl FnMut(u64),
+    ) -> usize {
+        double::take_while(cells, Expected { next: head, step, ignore }, each)
     }
 }

@@ -45,6 +45,32 @@ pub trait Mode: Copy + fmt::Debug + Send + Sync + 'static {
             each(cell.take::<Live>());
         }
     }
+    /// Empties cells of a live table in ascending order, as [`Cell::take`] does, while they hold
+    /// `head`, `head + step`, … but for bits of `ignore`; how many. Hardware sets no other bits.
+    /// `each` gets the old values that are not a step from the one before, the first if it is
+    /// not `head`, and maybe the neighbour of one.
+    #[inline(always)]
+    fn take_live_while(
+        cells: &[Self::Cell],
+        head: u64,
+        step: u64,
+        ignore: u64,
+        mut each: impl FnMut(u64),
+    ) -> usize {
+        let mut expected = head;
+        let mut next = |cell: &&Self::Cell| {
+            if (cell.read::<Held>() ^ expected) & !ignore != 0 {
+                return false;
+            }
+            let old = cell.take::<Live>();
+            if old != expected {
+                each(old);
+            }
+            expected = old.wrapping_add(step);
+            true
+        };
+        cells.iter().take_while(|cell| next(cell)).count()
+    }
 }
 
 /// Entries of a table.
@@ -219,8 +245,6 @@ unsafe impl<M: Mode> Arch for Paging<M> {
             each(k, X86Value::from_bits(cell.take::<L>()));
         }
     }
-    /// The next exchange waits for all that depends on this one: so what is expected next
-    /// does not.
     #[inline]
     fn take_run<T: Tlb + ?Sized>(
         table: &Self::Table,
@@ -229,21 +253,32 @@ unsafe impl<M: Mode> Arch for Paging<M> {
         _: &SpaceTlb<'_, T>,
         mut each: impl FnMut(Self::Entry),
     ) -> Self::Entry {
-        // No entry of a run is empty.
-        let (mut first, mut expected, mut by) = (0, 0, 0);
-        M::take_live(&table[at.index..at.index + n], |raw| {
-            if raw == expected {
-                expected = expected.wrapping_add(by);
-                return;
-            }
-            if first == 0 {
-                first = raw;
-            }
-            each(X86Value::from_bits(raw));
-            by = step(raw);
-            expected = raw.wrapping_add(by);
-        });
-        X86Value::from_bits(first)
+        let cells = &table[at.index..at.index + n];
+        if let [cell] = cells {
+            let only = X86Value::from_bits(cell.take::<Live>());
+            each(only);
+            return only;
+        }
+        // What hardware still adds to it is handed on as a difference.
+        let first = X86Value::from_bits(cells[0].read::<Held>());
+        each(first);
+        let (raw, other) = (first.bits(), |raw| each(X86Value::from_bits(raw)));
+        M::take_live_while(cells, raw, step(raw), !0, other);
+        first
+    }
+    /// Each entry is compared and emptied in one step.
+    #[inline(always)]
+    fn take_while<const MODE: u8, T: Tlb + ?Sized>(
+        table: &Self::Table,
+        at: At,
+        head: Self::Entry,
+        max: usize,
+        _: &SpaceTlb<'_, T>,
+        mut each: impl FnMut(Self::Entry),
+    ) -> usize {
+        let (raw, cells) = (head.bits(), &table[at.index..][..max]);
+        let ignore = ignored::<M::Layout>(MODE, raw);
+        M::take_live_while(cells, raw, step(raw), ignore, |raw| each(X86Value::from_bits(raw)))
     }
     #[inline]
     fn wrprotect<T: Tlb + ?Sized>(table: &Self::Table, at: At, n: usize, _: &SpaceTlb<'_, T>) {

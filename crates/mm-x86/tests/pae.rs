@@ -240,6 +240,14 @@ fn entries_that_differ_in_the_high_word_alone_part() {
     }
     assert_eq!(X86Pae::scan::<Pinned, { respect::WRITE }>(&t, 0, x, 20).nr, 11);
     assert_eq!(X86Pae::scan::<Held, { respect::NOTHING }>(&t, 0, x, 20).nr, 11);
+
+    // An old one that is emptied with the others is handed on.
+    X86Pae::set(&t, at(5), X86Pae::read::<Held>(&t, 5).mkold(), &tlb());
+    let mut others = vec![];
+    let other = |e: PaeEntry| others.push(e.pfn(PTE).get() - 0x10_0001);
+    let taken = X86Pae::take_while::<{ respect::NOTHING }, _>(&t, at(0), x, 20, &tlb(), other);
+    assert_eq!((taken, others), (11, vec![5, 6]));
+    assert!((0..20).all(|i| X86Pae::read::<Held>(&t, i).is_none() == (i < 11)));
 }
 
 /// Rules: PAE-08, PAE-11, PAE-16, ACC-05, ACC-11, ACC-12, ACC-17.

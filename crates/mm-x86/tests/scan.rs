@@ -31,6 +31,16 @@ fn run<const SHSTK: bool, const MODE: u8>(raw: &[u64]) -> usize {
     let head = LongEntry::from_bits(raw[0]);
     let nr = LongMode::<SHSTK>::scan::<Held, MODE>(&t, 0, head, raw.len()).nr;
     assert_eq!(LongMode::<SHSTK>::scan::<Pinned, MODE>(&t, 0, head, raw.len()).nr, nr);
+    // What is found and emptied at once is the same.
+    if MODE & D == 0 {
+        let taken =
+            LongMode::<SHSTK>::take_while::<MODE, _>(&t, at(0), head, raw.len(), &tlb(), |_| ());
+        assert_eq!(taken, nr, "{raw:x?}");
+        for (k, raw) in raw.iter().enumerate() {
+            let left = LongMode::<SHSTK>::read::<Held>(&t, k).bits();
+            assert_eq!(left, if k < nr { 0 } else { *raw });
+        }
+    }
     nr
 }
 

@@ -227,6 +227,28 @@ fn clear<A: Arch<Entry = ModelEntry>>((slots, marks, index, most): Input<'_>) {
     same(&go(false), &go(true));
 }
 
+/// What is found and emptied at once is what a scan finds, and says whether one was dirty.
+///
+/// Rules: ACC-07, BATCH-01.
+fn take_while<A: Arch<Entry = ModelEntry>>((slots, marks, index, most): Input<'_>) {
+    let go = |one_by_one: bool| {
+        outcome::<A>(slots, marks, |t, owed| {
+            const MODE: u8 = respect::NOTHING;
+            let Some(run) = run_at::<A, MODE>(t, index, most) else { return Said::default() };
+            let (head, limit) = (t.get(index), t.limit(index).at_most(most));
+            let mut any = head.is_dirty();
+            let nr = if one_by_one {
+                (0..run.nr()).for_each(|k| any |= t.take(index + k, owed).is_dirty());
+                run.nr()
+            } else {
+                t.take_while::<MODE>(index, head, limit, owed, |e| any |= e.is_dirty())
+            };
+            Said { first: index, nr, any, ..Said::default() }
+        })
+    };
+    same(&go(false), &go(true));
+}
+
 /// The first of `old` with young and dirty of all.
 fn merge(old: &[ModelEntry]) -> ModelEntry {
     let mut e = old[0];
@@ -318,6 +340,7 @@ fn all_operations<A: Arch<Entry = ModelEntry>>(input: Input<'_>) {
     wrprotect::<A>(input);
     take::<A>(input);
     clear::<A>(input);
+    take_while::<A>(input);
     modify::<A>(input, Entry::wrprotect);
     modify::<A>(input, Entry::mkold);
     modify::<A>(input, Entry::mkclean);

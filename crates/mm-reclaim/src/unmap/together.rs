@@ -22,16 +22,17 @@
 //! A folio that the table has not in one row, or that may not go, is dealt with by itself, as if it
 //! were alone; the lock is given back before.
 
-use super::decide::{self, Fate};
-use super::restore::Taken;
+use super::decide::Fate;
 use super::{Unmap, UnmapFlags, Unmapped, file};
 use crate::policy::Strategy;
-use crate::{FlushBatch, Kept};
+use crate::{E, FlushBatch, Kept};
+use core::num::NonZeroU32;
 use core::ops::ControlFlow;
-use mm_arch::{Arch, Entry, Flush, Level};
+use mm_arch::respect::NOTHING;
+use mm_arch::{Arch, Entry, Flush, Level, VirtAddr};
 use mm_folio::{FileId, FolioFlags, FolioLockGuard, UnmappedPages};
 use mm_pgtable::{LockedTable, TableSpace};
-use mm_rmap::{Peek, PteHit, RmapPlatform, Strict, Visit};
+use mm_rmap::{Peek, RmapPlatform, Strict, Visit};
 use mm_vma::{Event, Mm, Observer, RssKind, VmaFlags};
 
 /// Folios of a group at most.
@@ -44,9 +45,22 @@ pub(super) struct Group<'u, 'm, P: RmapPlatform> {
     /// Their first page, and the number of pages up to the end of the last.
     first: u64,
     nr_pages: u64,
+    /// The pages of each of them.
+    pages: [Pages; MOST],
+    /// Folios that may still be mapped and that nothing keeps, a bit for each. No mapping comes
+    /// meanwhile: who maps a page of an object locks it.
+    left: u32,
     kept: [Option<Kept>; MOST],
     /// Pages that are mapped no more.
     gone: UnmappedPages<'m, P>,
+}
+
+/// Pages of a folio of a group.
+#[derive(Clone, Copy)]
+struct Pages {
+    /// Behind the first page of the group.
+    from: u64,
+    nr: NonZeroU32,
 }
 
 /// A table that is locked, and what is to be done before it is unlocked.
@@ -68,24 +82,36 @@ impl<'u, 'm, P: RmapPlatform> Group<'u, 'm, P> {
         }
         let folio = folios.first()?.folio();
         let (object, first) = folio.file()?;
-        let mut pages = u64::from(folio.nr_pages());
-        let (mut nr_pages, mut nr) = (pages, 1);
-        for next in folios.iter().take(MOST).skip(1) {
-            let folio = next.folio();
-            let more = u64::from(folio.nr_pages());
+        let mut group = Group {
+            folios,
+            object,
+            first,
+            nr_pages: 0,
+            pages: [Pages { from: 0, nr: NonZeroU32::MIN }; MOST],
+            left: 0,
+            kept: [None; MOST],
+            gone: UnmappedPages::new(folio.memmap()),
+        };
+        let (mut pages, mut nr_folios) = (0, 0);
+        for (k, locked) in folios.iter().enumerate().take(MOST) {
+            let folio = locked.folio();
+            let Some(nr) = NonZeroU32::new(folio.nr_pages()) else { break };
             let Some((_, index)) = folio.file().filter(|(id, _)| *id == object) else { break };
-            let Some(from) = index.checked_sub(first).filter(|from| *from >= nr_pages) else {
+            let Some(from) = index.checked_sub(first).filter(|from| *from >= group.nr_pages) else {
                 break;
             };
+            let more = u64::from(nr.get());
             if from.saturating_add(more) > 2 * (pages + more) {
                 break;
             }
             pages += more;
-            nr_pages = from + more;
-            nr += 1;
+            group.nr_pages = from + more;
+            group.pages[k] = Pages { from, nr };
+            group.left |= u32::from(folio.is_mapped()) << k;
+            nr_folios = k + 1;
         }
-        let (folios, gone) = (&folios[..nr], UnmappedPages::new(folio.memmap()));
-        Some(Group { folios, object, first, nr_pages, kept: [None; MOST], gone })
+        group.folios = &folios[..nr_folios];
+        Some(group)
     }
 
     /// Unmaps the folios; their number.
@@ -96,8 +122,7 @@ impl<'u, 'm, P: RmapPlatform> Group<'u, 'm, P> {
         ended: &mut dyn FnMut(usize, Unmapped),
     ) -> usize {
         let folios = self.folios;
-        // Mapped by nobody else meanwhile: who maps a page of an object locks it.
-        if folios.iter().any(|locked| locked.folio().is_mapped()) {
+        if self.left != 0 {
             let trees = flushes.platform().file_trees();
             let folio = folios[0].folio();
             let mut unmap = Unmap { folio, slot: None, flags, flushes, kept: None };
@@ -108,7 +133,10 @@ impl<'u, 'm, P: RmapPlatform> Group<'u, 'm, P> {
             let _ = trees.walk_range(object, first, nr_pages, visit);
         }
         for (k, locked) in folios.iter().enumerate() {
-            ended(k, Unmapped::of(locked.folio(), self.kept[k]));
+            let kept = self.kept[k];
+            let asked = self.left >> k & 1 != 0 || kept.is_some();
+            let end = if asked { Unmapped::of(locked.folio(), kept) } else { Unmapped::All };
+            ended(k, end);
         }
         folios.len()
     }
@@ -126,88 +154,107 @@ impl<'u, 'm, P: RmapPlatform> Group<'u, 'm, P> {
         // where one folio was mapped, the next will be.
         let mut lock = sync && !mm_sync::mutant!("rmap.walk.not_strict");
         let mut held = None;
-        let mut left = false;
-        for (k, locked) in self.folios.iter().enumerate() {
-            let folio = locked.folio();
-            let mapped = folio.mapcount();
-            if mapped == 0 || self.kept[k].is_some() {
+        let mut rest = self.left;
+        while rest != 0 {
+            let k = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            let Pages { from, nr } = self.pages[k];
+            unmap.folio = self.folios[k].folio();
+            let end = from + u64::from(nr.get());
+            let inside = visit.index <= from && end <= visit.index + visit.nr_pages;
+            let va = visit.va.add_units(from.wrapping_sub(visit.index), P::Arch::PAGE_SHIFT);
+            if may_go && lock && inside && self.whole::<B>(unmap, &mut held, mm, visit, va, nr) {
+                self.left &= !(u32::from(!unmap.folio.is_mapped()) << k);
                 continue;
             }
-            let (nr, index) = (u64::from(folio.nr_pages()), folio.file().map(|(_, index)| index));
-            let part = index.and_then(|index| {
-                visit.part(index.wrapping_sub(self.first), nr, P::Arch::PAGE_SHIFT)
-            });
+            let part = visit.part(from, u64::from(nr.get()), P::Arch::PAGE_SHIFT);
             if let Some(part) = part {
-                unmap.folio = folio;
-                let whole = may_go && lock && part.nr_pages == nr;
-                if !whole || !self.whole::<B>(unmap, &mut held, mm, &part) {
-                    leave(unmap, mm, held.take());
-                    let _ = if sync {
-                        unmap.in_vma::<B, Strict>(mm, &part)
-                    } else {
-                        unmap.in_vma::<B, Peek>(mm, &part)
-                    };
-                    self.kept[k] = unmap.kept.take();
-                }
-                lock |= folio.mapcount() < mapped;
+                leave(unmap, mm, held.take());
+                lock |= self.alone::<B>(unmap, mm, &part, k);
             }
-            left |= folio.is_mapped() && self.kept[k].is_none();
         }
         leave(unmap, mm, held);
-        if left { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        if self.left != 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 
-    /// Takes the entries of the folio if one table has all of them in a row; whether it did.
-    /// The table that covers the folio, if there is one, is held then.
+    /// Unmaps a folio as if it were alone; whether it was mapped.
+    #[cold]
+    fn alone<B: Strategy>(
+        &mut self,
+        unmap: &mut Unmap<'_, 'm, '_, P>,
+        mm: &Mm<P>,
+        part: &Visit<'_>,
+        k: usize,
+    ) -> bool {
+        let folio = unmap.folio;
+        let mapped = folio.mapcount();
+        let _ = if unmap.flags.contains(UnmapFlags::SYNC) {
+            unmap.in_vma::<B, Strict>(mm, part)
+        } else {
+            unmap.in_vma::<B, Peek>(mm, part)
+        };
+        self.kept[k] = unmap.kept.take();
+        let still = folio.mapcount();
+        if still == 0 || self.kept[k].is_some() {
+            self.left &= !(1 << k);
+        }
+        still < mapped
+    }
+
+    /// Takes the entries of the folio, `nr` from `va` on, if one table has all of them; those at
+    /// the beginning if they are not all in a row. Whether all are gone. The table that covers
+    /// the folio, if there is one, is held then.
     fn whole<'g, B: Strategy>(
         &mut self,
         unmap: &mut Unmap<'_, 'm, '_, P>,
         held: &mut Option<Held<'g, P>>,
         mm: &'g Mm<P>,
         visit: &Visit<'g>,
+        va: VirtAddr,
+        nr: NonZeroU32,
     ) -> bool {
-        let (folio, nr) = (unmap.folio, visit.nr_pages as usize);
+        const { assert!(!B::TOGETHER || B::FILE && B::UFFD_WP, "all of an object go in runs") };
+        let (folio, most) = (unmap.folio, nr.get() as usize);
         let (observer, base) = (mm.platform().observer(), P::Arch::shift(Level::Pmd));
-        if held.as_ref().is_none_or(|h| h.table.va_of(0) != visit.va.align_down(base)) {
+        if held.as_ref().is_none_or(|h| h.table.va_of(0) != va.align_down(base)) {
             leave(unmap, mm, held.take());
-            *held = mm.tables().lock_table(visit.stay, visit.va).map(|table| {
+            *held = mm.tables().lock_table(visit.stay, va).map(|table| {
                 observer.event(Event::Locks, 1);
                 let owed = mm.tables().tlb().obligation();
                 Held { table, owed, dirty: false, gone: 0, kind: RssKind::of(folio) }
             });
         }
         let Some(h) = held else { return false };
-        let index = h.table.index_of(visit.va);
-        let (entry, limit) = (h.table.get(index), h.table.limit(index).at_most(nr));
+        let index = h.table.index_of(va);
+        let (entry, limit) = (h.table.pte(index), h.table.limit(index).at_most(most));
         // The page comes from the entry (rule PVMW-07): the first one, or it is no whole.
         let first = entry.is_leaf(Level::Pte) && entry.pfn(Level::Pte) == folio.head();
-        if limit.get() < nr || !first || entry.is_unused() {
+        if limit.get() < most || !first || entry.is_unused() {
             return false;
         }
         debug_assert!(Fate::of(folio, entry, visit, unmap.flags) == Fate::File);
-        let at = PteHit { table: &mut h.table, index, entry, page: 0, limit };
-        let run = decide::run::<B, P>(folio, &at, visit, unmap.flags, observer);
-        if run.nr() < nr {
-            return false;
-        }
-        observer.event(Event::UnmapClears, 1);
         // Not a flush of what is between.
-        if h.owed.range().is_some_and(|owed| owed.last().checked_add(1) != Some(visit.va)) {
+        if h.owed.range().is_some_and(|owed| owed.last().checked_add(1) != Some(va)) {
             put_off(unmap, mm, h);
         }
-        let taken = Taken::run(&mut h.table, run, &mut h.owed);
+        let mut dirty = entry.is_dirty();
+        let other = |e: E<P>| dirty |= e.is_dirty();
+        let n = h.table.take_while::<NOTHING>(index, entry, limit, &mut h.owed, other);
+        observer.event(Event::UnmapClears, 1);
         // The entries were all that knew.
-        if taken.entry().is_dirty() {
+        if dirty {
             h.dirty = true;
             folio.set_flag(FolioFlags::DIRTY);
         }
-        let n = taken.n();
-        file::leave(visit, taken);
+        if let Some(marker) = file::marker::<P>(visit, entry) {
+            (index..index + n).for_each(|i| h.table.set(i, marker));
+        }
         debug_assert_eq!(h.kind, RssKind::of(folio), "one object");
-        h.gone += u64::from(n.get());
-        folio.remove_ptes_told(0, n, mm.id(), &mut self.gone);
-        unmap.put(mm, 0, n);
-        true
+        h.gone += n as u64;
+        let Some(taken) = NonZeroU32::new(n as u32) else { return false };
+        folio.remove_ptes_told(0, taken, mm.id(), &mut self.gone);
+        unmap.put(mm, 0, taken);
+        taken == nr
     }
 }
 
