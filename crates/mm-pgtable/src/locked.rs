@@ -49,9 +49,33 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
     pub fn tables(&self) -> &'g PageTables<S> {
         self.tables
     }
+    /// The entry at `index`: as [`View::get`], without asking for the level.
+    #[inline(always)]
+    pub fn get(&self, index: usize) -> E<S> {
+        self.view.pte(index)
+    }
+    /// Index of `va`'s entry.
+    #[inline(always)]
+    pub fn index_of(&self, va: VirtAddr) -> usize {
+        S::Arch::index(va, Level::Pte)
+    }
+    /// The most entries that a run starting at `index` may have in this table.
+    #[inline(always)]
+    pub fn limit(&self, index: usize) -> BatchLimit {
+        BatchLimit::new(S::Arch::nr_entries(Level::Pte) - index)
+    }
+    /// The address that the entry at `index` maps.
+    #[inline(always)]
+    pub fn va_of(&self, index: usize) -> VirtAddr {
+        self.view.base().add_units(index as u64, S::Arch::PAGE_SHIFT)
+    }
+    #[inline(always)]
+    fn at(&self, index: usize) -> At {
+        At { va: self.va_of(index), index }
+    }
     /// The range of `n` entries at `index`.
     pub fn range_of(&self, index: usize, n: usize) -> Option<VirtRange> {
-        VirtRange::units(self.view.va_of(index), n as u64, S::Arch::PAGE_SHIFT).ok()
+        VirtRange::units(self.va_of(index), n as u64, S::Arch::PAGE_SHIFT).ok()
     }
 
     /// Writes `e, e+1, …` over `n` *empty* entries (rule ACC-10).
@@ -63,7 +87,7 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
     pub fn fill(&mut self, index: usize, n: usize, e: E<S>) {
         debug_assert!(!e.is_none(), "nothing to fill with");
         debug_assert!(
-            (index..index + n).all(|i| self.view.get(i).is_none()),
+            (index..index + n).all(|i| self.get(i).is_none()),
             "fill over entries that are not empty"
         );
         self.let_readers_leave();
@@ -81,13 +105,13 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
     /// Replaces one entry that hardware does not update: empty, non-present or
     /// just taken.
     pub fn set(&mut self, index: usize, e: E<S>) {
-        let old = self.view.get(index);
+        let old = self.get(index);
         debug_assert!(
             !old.is_present(Level::Pte) || old.pfn(Level::Pte) == e.pfn(Level::Pte),
             "a present entry is taken before it maps another frame"
         );
         self.let_readers_leave();
-        S::Arch::set(self.view.table(), self.view.at(index), e, &self.tables.tlb());
+        S::Arch::set(self.view.table(), self.at(index), e, &self.tables.tlb());
         self.view.desc().count(i32::from(!e.is_none()) - i32::from(!old.is_none()));
     }
     /// Writes swap entries for consecutive slots, `e` the first of them, over `n` entries
@@ -111,7 +135,7 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
     /// If that leaves the table.
     pub fn drop_nonpresent(&mut self, index: usize, n: usize) {
         for i in index..index + n {
-            debug_assert!(!self.view.get(i).is_present(Level::Pte));
+            debug_assert!(!self.get(i).is_present(Level::Pte));
             self.set(i, E::<S>::NONE);
         }
     }
@@ -119,7 +143,7 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
     /// allow it (rules CONT-03, CONT-04); whether it did. The caller knows that the pages
     /// of the block belong to one folio.
     pub fn fold(&mut self, index: usize) -> bool {
-        S::Arch::fold(self.view.table(), self.view.at(index), &self.tables.tlb())
+        S::Arch::fold(self.view.table(), self.at(index), &self.tables.tlb())
     }
     /// Takes one entry; `owed` grows if a CPU may hold the old value.
     pub fn take(&mut self, index: usize, owed: &mut Flush<'_, S::Tlb>) -> E<S> {
@@ -142,7 +166,7 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         let (mut gone, mut cached) = (0, false);
         S::Arch::take::<L, S::Tlb>(
             self.view.table(),
-            self.view.at(index),
+            self.at(index),
             n,
             &self.tables.tlb(),
             |k, e| {
@@ -164,7 +188,7 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         mut each: impl FnMut(E<S>),
     ) -> E<S> {
         let (index, n) = (run.first(), run.nr());
-        let (at, tlb, mut cached) = (self.view.at(index), self.tables.tlb(), false);
+        let (at, tlb, mut cached) = (self.at(index), self.tables.tlb(), false);
         let first = S::Arch::take_run(self.view.table(), at, n, &tlb, |e| {
             debug_assert!(e.is_present(Level::Pte), "a run of {e:?}");
             cached |= e.may_be_cached(true, Level::Pte);
@@ -191,7 +215,7 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         const { assert!(MODE & respect::DIRTY == 0, "hardware may end the run meanwhile") };
         debug_assert!(head.is_leaf(Level::Pte), "a run of {head:?}");
         let max = limit.get().min(S::Arch::nr_entries(Level::Pte) - index);
-        let (at, tlb) = (self.view.at(index), self.tables.tlb());
+        let (at, tlb) = (self.at(index), self.tables.tlb());
         let mut cached = head.may_be_cached(true, Level::Pte);
         let n = S::Arch::take_while::<MODE, S::Tlb>(self.view.table(), at, head, max, &tlb, |e| {
             cached |= e.may_be_cached(true, Level::Pte);
@@ -222,18 +246,18 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         if n == 0 {
             return;
         }
-        S::Arch::wrprotect(self.view.table(), self.view.at(index), n, &self.tables.tlb());
+        S::Arch::wrprotect(self.view.table(), self.at(index), n, &self.tables.tlb());
         self.owe(true, index, n, owed);
     }
     /// Clears young in `n` present entries; whether any was. Never flushes: a
     /// stale accessed bit can only mis-age a page (rule REF-13).
     pub fn clear_young(&mut self, index: usize, n: usize) -> bool {
-        n > 0 && S::Arch::clear_young(self.view.table(), self.view.at(index), n, &self.tables.tlb())
+        n > 0 && S::Arch::clear_young(self.view.table(), self.at(index), n, &self.tables.tlb())
     }
     /// Makes a present entry more permissive: adds accessed, dirty and write of
     /// `e`. Whether anything changed. Needs no flush (rule WREUSE-15).
     pub fn set_access_flags(&mut self, index: usize, e: E<S>) -> bool {
-        S::Arch::set_access_flags(self.view.table(), self.view.at(index), e, &self.tables.tlb())
+        S::Arch::set_access_flags(self.view.table(), self.at(index), e, &self.tables.tlb())
     }
     /// Writes entries that were taken under this lock back as they were, `old` from `index`
     /// on; stretches that map consecutive frames with equal flags in one step each.
@@ -323,7 +347,7 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
     /// no CPU needs to hear of: nothing is counted and nothing is owed.
     fn rewrite_present(&mut self, run: Run<'_>, change: impl FnOnce(E<S>) -> E<S>) -> (E<S>, E<S>) {
         let (mut young, mut dirty) = (false, false);
-        let (at, tlb) = (self.view.at(run.first()), self.tables.tlb());
+        let (at, tlb) = (self.at(run.first()), self.tables.tlb());
         let first = S::Arch::take_run(self.view.table(), at, run.nr(), &tlb, |e| {
             debug_assert!(e.is_present(Level::Pte));
             young |= e.is_young();

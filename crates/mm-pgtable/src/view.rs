@@ -164,6 +164,11 @@ impl<'g, S: TableSpace, R: Right> View<'g, S, R> {
     pub fn mark_as_hardware(&self, index: usize, kind: AccessKind) -> bool {
         S::Arch::mmu_mark(self.table, index, kind, self.level)
     }
+    /// The address that the first entry maps.
+    #[inline]
+    pub(crate) fn base(&self) -> VirtAddr {
+        self.base
+    }
     /// The level of the entries.
     #[inline]
     pub fn level(&self) -> Level {

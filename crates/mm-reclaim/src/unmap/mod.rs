@@ -309,19 +309,19 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
     fn finish(&self, mm: &Mm<P>, page: u32, n: NonZeroU32) -> Step {
         let folio = self.folio;
         folio.remove_ptes(page, n, mm.id());
-        self.put(mm, page, n);
+        put(mm, folio, page, n);
         // All of the folio: this VMA has no more of it (rule UNMAP-15).
         if n.get() == folio.nr_pages() { Step::LastHere } else { Step::Done(n.get() as usize) }
     }
-    /// References follow `n` mappings that are gone.
-    #[inline]
-    fn put(&self, mm: &Mm<P>, page: u32, n: NonZeroU32) {
-        let folio = self.folio;
-        folio.memmap().put_run::<Get>(FolioRun::new(folio.head(), page, n.get()));
-        let observer = mm.platform().observer();
-        observer.event(Event::UnmapRuns, 1);
-        observer.event(Event::EntriesUnmapped, n.get().into());
-    }
+}
+
+/// References follow `n` mappings that are gone.
+#[inline]
+fn put<P: Platform>(mm: &Mm<P>, folio: Folio<'_, P>, page: u32, n: NonZeroU32) {
+    folio.memmap().put_run::<Get>(FolioRun::new(folio.head(), page, n.get()));
+    let observer = mm.platform().observer();
+    observer.event(Event::UnmapRuns, 1);
+    observer.event(Event::EntriesUnmapped, n.get().into());
 }
 
 /// Whether the owner of the pages gave them up.

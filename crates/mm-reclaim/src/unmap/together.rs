@@ -23,14 +23,14 @@
 //! were alone; the lock is given back before.
 
 use super::decide::Fate;
-use super::{Unmap, UnmapFlags, Unmapped, file};
+use super::{Unmap, UnmapFlags, Unmapped, file, put};
 use crate::policy::Strategy;
 use crate::{E, FlushBatch, Kept};
 use core::num::NonZeroU32;
 use core::ops::ControlFlow;
 use mm_arch::respect::NOTHING;
 use mm_arch::{Arch, Entry, Flush, Level, VirtAddr};
-use mm_folio::{FileId, FolioFlags, FolioLockGuard, UnmappedPages};
+use mm_folio::{FileId, Folio, FolioFlags, FolioLockGuard, UnmappedPages};
 use mm_pgtable::{LockedTable, TableSpace};
 use mm_rmap::{Peek, RmapPlatform, Strict, Visit};
 use mm_vma::{Event, Mm, Observer, RssKind, VmaFlags};
@@ -159,17 +159,19 @@ impl<'u, 'm, P: RmapPlatform> Group<'u, 'm, P> {
             let k = rest.trailing_zeros() as usize;
             rest &= rest - 1;
             let Pages { from, nr } = self.pages[k];
-            unmap.folio = self.folios[k].folio();
+            let folio = self.folios[k].folio();
             let end = from + u64::from(nr.get());
             let inside = visit.index <= from && end <= visit.index + visit.nr_pages;
             let va = visit.va.add_units(from.wrapping_sub(visit.index), P::Arch::PAGE_SHIFT);
-            if may_go && lock && inside && self.whole::<B>(unmap, &mut held, mm, visit, va, nr) {
-                self.left &= !(u32::from(!unmap.folio.is_mapped()) << k);
+            let pages = (folio, nr);
+            if may_go && lock && inside && self.whole::<B>(unmap, &mut held, mm, visit, pages, va) {
+                self.left &= !(u32::from(!folio.is_mapped()) << k);
                 continue;
             }
             let part = visit.part(from, u64::from(nr.get()), P::Arch::PAGE_SHIFT);
             if let Some(part) = part {
                 leave(unmap, mm, held.take());
+                unmap.folio = folio;
                 lock |= self.alone::<B>(unmap, mm, &part, k);
             }
         }
@@ -201,7 +203,7 @@ impl<'u, 'm, P: RmapPlatform> Group<'u, 'm, P> {
         still < mapped
     }
 
-    /// Takes the entries of the folio, `nr` from `va` on, if one table has all of them; those at
+    /// Takes the entries of a folio of `nr` pages, from `va` on, if one table has all of them; those at
     /// the beginning if they are not all in a row. Whether all are gone. The table that covers
     /// the folio, if there is one, is held then.
     fn whole<'g, B: Strategy>(
@@ -210,11 +212,11 @@ impl<'u, 'm, P: RmapPlatform> Group<'u, 'm, P> {
         held: &mut Option<Held<'g, P>>,
         mm: &'g Mm<P>,
         visit: &Visit<'g>,
+        (folio, nr): (Folio<'m, P>, NonZeroU32),
         va: VirtAddr,
-        nr: NonZeroU32,
     ) -> bool {
         const { assert!(!B::TOGETHER || B::FILE && B::UFFD_WP, "all of an object go in runs") };
-        let (folio, most) = (unmap.folio, nr.get() as usize);
+        let most = nr.get() as usize;
         let (observer, base) = (mm.platform().observer(), P::Arch::shift(Level::Pmd));
         if held.as_ref().is_none_or(|h| h.table.va_of(0) != va.align_down(base)) {
             leave(unmap, mm, held.take());
@@ -226,7 +228,7 @@ impl<'u, 'm, P: RmapPlatform> Group<'u, 'm, P> {
         }
         let Some(h) = held else { return false };
         let index = h.table.index_of(va);
-        let (entry, limit) = (h.table.pte(index), h.table.limit(index).at_most(most));
+        let (entry, limit) = (h.table.get(index), h.table.limit(index).at_most(most));
         // The page comes from the entry (rule PVMW-07): the first one, or it is no whole.
         let first = entry.is_leaf(Level::Pte) && entry.pfn(Level::Pte) == folio.head();
         if limit.get() < most || !first || entry.is_unused() {
@@ -253,7 +255,7 @@ impl<'u, 'm, P: RmapPlatform> Group<'u, 'm, P> {
         h.gone += n as u64;
         let Some(taken) = NonZeroU32::new(n as u32) else { return false };
         folio.remove_ptes_told(0, taken, mm.id(), &mut self.gone);
-        unmap.put(mm, 0, taken);
+        put(mm, folio, 0, taken);
         taken == nr
     }
 }
