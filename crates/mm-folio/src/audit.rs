@@ -124,6 +124,16 @@ pub enum Violation {
         /// The record.
         got: u32,
     },
+    /// Rule FOLIO-16.
+    #[error("folio {head}: pages with a count of their own expected {expected}, got {got}")]
+    UnevenPages {
+        /// The folio.
+        head: Pfn,
+        /// Pages whose record says so.
+        expected: u32,
+        /// What the folio says.
+        got: u32,
+    },
     /// INV-7.
     #[error("folio {head}: mapped by {mms} address spaces, but not marked shared")]
     SharedNotMarked {
@@ -444,7 +454,7 @@ fn check_folio<F: FolioSpace>(folio: Folio<'_, F>, tally: &Tally, found: &mut Ve
 fn check_pages<F: FolioSpace>(folio: Folio<'_, F>, tally: &Tally, found: &mut Vec<Violation>) {
     for (i, &expected) in tally.pages.iter().enumerate() {
         let pfn = folio.page(i as u32);
-        let got = folio.tail(i).mapcount.load(Relaxed);
+        let got = folio.pte_mapcount(i);
         if got != expected {
             found.push(Violation::PageMapcount { pfn, expected, got });
         }
@@ -466,6 +476,14 @@ fn check_pages<F: FolioSpace>(folio: Folio<'_, F>, tally: &Tally, found: &mut Ve
         let (got, entirely) = folio.pages_mapped();
         if got != expected || entirely != (tally.entire > 0) {
             found.push(Violation::PagesMapped { head: folio.head(), expected, got });
+        }
+    }
+    if folio.order() > 1 {
+        let (head, got) = (folio.head(), folio.uneven_pages());
+        let uneven = |i: &usize| folio.tail(*i).mapcount.load(Relaxed) != 0;
+        let expected = (0..tally.pages.len()).filter(uneven).count() as u32;
+        if got != expected {
+            found.push(Violation::UnevenPages { head, expected, got });
         }
     }
 }
@@ -621,8 +639,11 @@ mod tests {
         planted(|_, own| totals(own, 3), &["folio 0xc: map count expected 4, got 3"]);
         planted(|_, own| totals(own, 4 | 1 << 32), &["folio 0xc: PMD map count expected 0, got 1"]);
         planted(
-            |_, own| own.tail(3).mapcount.store(2, Relaxed),
-            &["page 0xf: map count expected 1, got 2"],
+            |_, own| own.tail(3).mapcount.store(1, Relaxed),
+            &[
+                "page 0xf: map count expected 1, got 2",
+                "folio 0xc: pages with a count of their own expected 1, got 0",
+            ],
         );
     }
 

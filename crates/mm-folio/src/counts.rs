@@ -9,6 +9,13 @@
 //!   counts word (tail 1):  31 lock | 30 shared | 23 entirely mapped | 22..0 pages mapped by PTEs
 //! ```
 //!
+//! The PTE mappings of page `i` are `whole + own[i]`: what maps or unmaps all pages in one call
+//! changes `whole` alone and touches the record of no page, anything else changes the `own` of
+//! its pages, which may fall below zero. Where pages that were mapped in parts are all mapped
+//! once, the parts become a whole; where no page is mapped, all of it is zero. `uneven`
+//! counts the pages whose `own` is not zero. Each page's count is as exact as if it were one word
+//! (rules FOLIO-16, FOLIO-18).
+//!
 //! Two slots record which address spaces map the folio how often. A third one
 //! stays untracked and leaves `SHARED` set: it is never clear wrongly, and it
 //! heals when a slot explains all mappings again (rules FOLIO-33, FOLIO-34, FOLIO-37).
@@ -17,6 +24,7 @@
 
 use crate::record::{Record, halves, word};
 use crate::{Folio, FolioFlags, FolioSpace, MmId};
+use mm_sync::atomic::AtomicU32;
 use mm_sync::atomic::Ordering::Relaxed;
 use mm_sync::{Innermost, hint, mutant, ord};
 
@@ -47,8 +55,8 @@ pub struct Counts {
 ///
 /// Innermost of all locks: nothing is taken inside (rule LOCK-02).
 pub(crate) struct LargeCounts<'m> {
-    tail1: &'m Record,
-    slots: Option<&'m Record>,
+    /// The records of the folio's pages.
+    pages: &'m [Record],
     state: u32,
     pub total: u32,
     pub entire: u32,
@@ -66,8 +74,8 @@ pub(crate) struct Unmapped {
 
 impl<'m> LargeCounts<'m> {
     #[inline]
-    fn lock(tail1: &'m Record, slots: Option<&'m Record>) -> Self {
-        let counts = &tail1.flags;
+    fn lock(pages: &'m [Record]) -> Self {
+        let counts = &pages[1].flags;
         let mut state = counts.load(Relaxed);
         while !mutant!("folio.counts.no_lock") {
             // Acquire pairs with the Release of the store that unlocks.
@@ -86,12 +94,31 @@ impl<'m> LargeCounts<'m> {
             hint::spin_loop();
             state = counts.load(Relaxed);
         }
-        let [total, entire] = halves(tail1.words[0].load(Relaxed));
-        LargeCounts { tail1, slots, state, total, entire, _innermost: Innermost::enter() }
+        let [total, entire] = halves(pages[1].words[0].load(Relaxed));
+        LargeCounts { pages, state, total, entire, _innermost: Innermost::enter() }
+    }
+    #[inline]
+    fn nr_pages(&self) -> u32 {
+        self.pages.len() as u32
+    }
+    /// The record of the slots, unless the folio is too small for them.
+    #[inline]
+    fn slots(&self) -> Option<&'m Record> {
+        self.pages.get(2)
+    }
+    /// Times that all pages are mapped together, unless the folio is too small to say.
+    #[inline]
+    fn whole(&self) -> Option<&'m AtomicU32> {
+        self.slots().map(|tail2| &tail2.flags)
+    }
+    /// Pages whose own count is not zero, as above.
+    #[inline]
+    fn uneven(&self) -> Option<&'m AtomicU32> {
+        self.pages.get(3).map(|tail3| &tail3.flags)
     }
 
     pub fn shared(&self) -> bool {
-        if self.slots.is_some() { self.state & SHARED != 0 } else { self.total > 1 }
+        if self.slots().is_some() { self.state & SHARED != 0 } else { self.total > 1 }
     }
     pub fn entirely_mapped(&self) -> bool {
         self.state & ENTIRELY_MAPPED != 0
@@ -104,7 +131,7 @@ impl<'m> LargeCounts<'m> {
     #[inline]
     pub fn add(&mut self, n: u32, mm: MmId) {
         self.total += n;
-        let Some(slots) = self.slots else { return };
+        let Some(slots) = self.slots() else { return };
         let mut ids = halves(slots.words[0].load(Relaxed));
         let mut counts = halves(slots.words[1].load(Relaxed));
         let slot = if let Some(own) = ids.iter().position(|&id| id == mm.get()) {
@@ -142,7 +169,7 @@ impl<'m> LargeCounts<'m> {
     pub fn sub(&mut self, n: u32, mm: MmId) {
         debug_assert!(self.total >= n, "{n} mappings removed of {}", self.total);
         self.total = self.total.saturating_sub(n);
-        let Some(slots) = self.slots else { return };
+        let Some(slots) = self.slots() else { return };
         let mut ids = halves(slots.words[0].load(Relaxed));
         let mut counts = halves(slots.words[1].load(Relaxed));
         if let Some(own) = ids.iter().position(|&id| id == mm.get()) {
@@ -161,66 +188,127 @@ impl<'m> LargeCounts<'m> {
         self.check(ids, counts);
     }
 
-    /// One more PTE mapping of each page; the number that were unmapped before.
-    pub fn map_pages(&mut self, pages: &[Record]) -> u32 {
-        let mut first = 0;
-        for page in pages {
-            let old = page.mapcount.load(Relaxed);
-            page.mapcount.store(old + 1, Relaxed);
-            first += u32::from(old == 0);
-        }
-        self.state += first;
-        // A PMD mapping has already counted every page (rule FOLIO-17).
-        if self.entirely_mapped() { 0 } else { first }
-    }
-    /// One PTE mapping less of each page (rules FOLIO-18, FOLIO-21).
-    pub fn unmap_pages(&mut self, pages: &[Record]) -> Unmapped {
-        let mut last = 0;
-        for page in pages {
-            let old = page.mapcount.load(Relaxed);
-            debug_assert!(old > 0, "a page unmapped that was not mapped");
-            // Mostly so: no more to compute.
-            if old == 1 {
-                page.mapcount.store(0, Relaxed);
-                last += 1;
-            } else {
-                page.mapcount.store(old.saturating_sub(1), Relaxed);
+    /// One more PTE mapping of each of `n` pages from `first` on, which [`add`](Self::add)
+    /// has counted; the number that were unmapped before.
+    #[inline]
+    pub fn map_pages(&mut self, first: u32, n: u32) -> u32 {
+        let new = match self.whole() {
+            Some(whole) if n == self.nr_pages() => {
+                whole.store(whole.load(Relaxed) + 1, Relaxed);
+                n - self.pages_mapped()
             }
+            _ => self.map_part(first, n),
+        };
+        self.state += new;
+        // A PMD mapping has already counted every page (rule FOLIO-17).
+        if self.entirely_mapped() { 0 } else { new }
+    }
+    fn map_part(&self, first: u32, n: u32) -> u32 {
+        let new = self.change_part(first, n, 1, 0);
+        // Each page once, and none by `whole`.
+        let nr = self.nr_pages();
+        if let (Some(whole), Some(uneven)) = (self.whole(), self.uneven())
+            && uneven.load(Relaxed) == nr
+            && self.pages_mapped() + new == nr
+            && self.total - self.entire == nr
+            && whole.load(Relaxed) == 0
+        {
+            self.level(1);
         }
+        new
+    }
+    /// Adds `by` (one, or minus one) to the own counts of `n` pages from `first` on; the
+    /// number of them that had `edge` mappings.
+    #[inline]
+    fn change_part(&self, first: u32, n: u32, by: u32, edge: u32) -> u32 {
+        let whole = self.whole().map_or(0, |whole| whole.load(Relaxed));
+        let (mut at_edge, mut left, mut joined) = (0, 0, 0);
+        for page in &self.pages[first as usize..][..n as usize] {
+            let own = page.mapcount.load(Relaxed);
+            let now = own.wrapping_add(by);
+            debug_assert!(
+                whole.wrapping_add(now).cast_signed() >= 0,
+                "a page unmapped that was not mapped"
+            );
+            page.mapcount.store(now, Relaxed);
+            at_edge += u32::from(whole.wrapping_add(own) == edge);
+            left += u32::from(own == 0);
+            joined += u32::from(now == 0);
+        }
+        if let Some(uneven) = self.uneven() {
+            uneven.store(uneven.load(Relaxed) + left - joined, Relaxed);
+        }
+        at_edge
+    }
+    /// Every page is mapped `whole` times: no page has a count of its own.
+    fn level(&self, whole: u32) {
+        for page in self.pages {
+            page.mapcount.store(0, Relaxed);
+        }
+        if let (Some(times), Some(uneven)) = (self.whole(), self.uneven()) {
+            times.store(whole, Relaxed);
+            uneven.store(0, Relaxed);
+        }
+    }
+    /// One PTE mapping less of each of `n` pages from `first` on (rules FOLIO-18, FOLIO-21).
+    #[inline]
+    pub fn unmap_pages(&mut self, first: u32, n: u32) -> Unmapped {
+        let last = match self.whole() {
+            Some(whole) if n == self.nr_pages() && whole.load(Relaxed) > 0 => {
+                let now = whole.load(Relaxed) - 1;
+                whole.store(now, Relaxed);
+                self.mapped_by_none(now)
+            }
+            _ => self.change_part(first, n, u32::MAX, 1),
+        };
         self.state -= last;
+        if last > 0 && self.pages_mapped() == 0 && self.whole().is_some_and(|w| w.load(Relaxed) > 0)
+        {
+            self.level(0);
+        }
         Unmapped {
             pages: if self.entirely_mapped() { 0 } else { last },
             partially: last > 0 && self.state & (ENTIRELY_MAPPED | PAGES_MASK) != 0,
         }
     }
+    /// Pages that are not mapped if all are mapped `whole` times together.
+    #[inline]
+    fn mapped_by_none(&self, whole: u32) -> u32 {
+        if self.uneven().is_none_or(|uneven| uneven.load(Relaxed) == 0) {
+            return if whole == 0 { self.nr_pages() } else { 0 };
+        }
+        let none = |page: &&Record| page.mapcount.load(Relaxed).wrapping_add(whole) == 0;
+        self.pages.iter().filter(none).count() as u32
+    }
     /// One more PMD mapping; the number of pages that were unmapped before, if
     /// this is the first.
-    pub fn map_entire(&mut self, nr_pages: u32) -> Option<u32> {
+    pub fn map_entire(&mut self) -> Option<u32> {
         self.entire += 1;
         if self.entire > 1 {
             return None;
         }
         self.state |= ENTIRELY_MAPPED;
-        Some(nr_pages.saturating_sub(self.pages_mapped()))
+        Some(self.nr_pages() - self.pages_mapped())
     }
     /// One PMD mapping less; what that unmapped, if it was the last.
-    pub fn unmap_entire(&mut self, nr_pages: u32) -> Option<Unmapped> {
+    pub fn unmap_entire(&mut self) -> Option<Unmapped> {
         debug_assert!(self.entire > 0, "a PMD mapping removed of none");
         self.entire = self.entire.saturating_sub(1);
         if self.entire > 0 {
             return None;
         }
         self.state &= !ENTIRELY_MAPPED;
-        let pages = nr_pages.saturating_sub(self.pages_mapped());
-        Some(Unmapped { pages, partially: pages > 0 && pages < nr_pages })
+        let pages = self.nr_pages() - self.pages_mapped();
+        Some(Unmapped { pages, partially: pages > 0 && pages < self.nr_pages() })
     }
 }
 
 impl Drop for LargeCounts<'_> {
     fn drop(&mut self) {
-        self.tail1.words[0].store(word([self.total, self.entire]), Relaxed);
+        let tail1 = &self.pages[1];
+        tail1.words[0].store(word([self.total, self.entire]), Relaxed);
         // Release pairs with the Acquire of the next holder.
-        self.tail1.flags.store(self.state & !LOCK, ord!("folio.counts.unlock", Release));
+        tail1.flags.store(self.state & !LOCK, ord!("folio.counts.unlock", Release));
     }
 }
 
@@ -228,8 +316,18 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
     /// Locks the counts of a large folio.
     pub(crate) fn lock_counts(&self) -> LargeCounts<'m> {
         debug_assert!(self.is_large());
-        let slots = (self.order() > 1).then(|| self.tail(2));
-        LargeCounts::lock(self.tail(1), slots)
+        LargeCounts::lock(self.map.records(self.head..self.head + self.nr_pages() as usize))
+    }
+    /// Pages of a folio of more than order 1 whose own count is not zero, as it says itself.
+    pub(crate) fn uneven_pages(&self) -> u32 {
+        self.tail(3).flags.load(Relaxed)
+    }
+    /// PTE mappings of page `index`; exact while none of the folio's come or go.
+    pub(crate) fn pte_mapcount(&self, index: usize) -> u32 {
+        let own = self.map.record(self.head + index).mapcount.load(Relaxed);
+        let whole = if self.order() > 1 { self.tail(2).flags.load(Relaxed) } else { 0 };
+        // Below zero only for those who look between two stores.
+        whole.wrapping_add(own).cast_signed().max(0).cast_unsigned()
     }
 
     fn large_totals(&self) -> [u32; 2] {
@@ -295,7 +393,9 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         !self.is_large()
             || (self.large_totals() == [0; 2]
                 && self.tail(1).flags.load(Relaxed) == 0
-                && self.mm_slots() == [None; 2])
+                && self.mm_slots() == [None; 2]
+                && (self.order() <= 1
+                    || [2, 3].iter().all(|&i| self.tail(i).flags.load(Relaxed) == 0)))
     }
 
     /// References that caches and private data explain, plus the mappings

@@ -212,11 +212,10 @@ impl<F: FolioSpace> MemMap<F> {
     }
 
     /// What observers call the map count of a page: its PTE mappings and the
-    /// PMD mappings of its folio.
+    /// PMD mappings of its folio. A hint while mappings of the folio come and go.
     pub fn page_mapcount(&self, pfn: Pfn) -> u32 {
         let folio = self.folio(pfn);
-        let own = self.record(self.index(pfn)).mapcount.load(Relaxed);
-        own + folio.entire_mapcount()
+        folio.pte_mapcount(self.index(pfn) - folio.head) + folio.entire_mapcount()
     }
 
     /// The folios that are alive, in frame order (for audits; racing with

@@ -4,13 +4,14 @@
 //!            refs     flags      mapcount  compound   words[0]            words[1]
 //!   head     refs     flags      page 0    order      mapping             linear index
 //!   tail 1   0        counts     page 1    distance   total | entire      pins
-//!   tail 2   0        -          page 2    distance   mm id 0 | mm id 1   count 0 | count 1
-//!   tail 3   0        -          page 3    distance   deferred: next      deferred: previous
+//!   tail 2   0        whole      page 2    distance   mm id 0 | mm id 1   count 0 | count 1
+//!   tail 3   0        uneven     page 3    distance   deferred: next      deferred: previous
 //! ```
 //!
 //! The head and tail 1 share a cache line. `refs` of a tail is zero for as long
 //! as it is a tail: a lockless reader with a stale idea of the folio must fail
-//! on it. `counts` is the word of the counts lock (see [`crate::counts`]).
+//! on it. `counts` is the word of the counts lock, `whole` and `uneven` say how the map counts of
+//! the pages are to be read (see [`crate::counts`]).
 
 use mm_sync::Live;
 use mm_sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -24,9 +25,9 @@ use static_assertions::const_assert;
 pub(crate) struct Record {
     /// References of the folio (head); zero while free, frozen or a tail.
     pub refs: AtomicU32,
-    /// Flags of the folio (head), the counts word (tail 1).
+    /// Flags of the folio (head), words of its counts (tails 1 to 3).
     pub flags: AtomicU32,
-    /// PTE mappings of this page.
+    /// PTE mappings of this page; of a large folio's, those that are not in `whole`.
     pub mapcount: AtomicU32,
     /// What the page is: see [`Compound`].
     pub compound: AtomicU32,

@@ -6,7 +6,6 @@
 //! there are never more mappings than references.
 
 use crate::counts::Unmapped;
-use crate::record::Record;
 use crate::{Folio, FolioFlags, FolioSpace, MemMap, MmId, QueueReason};
 use core::num::NonZeroU32;
 use mm_arch::Level;
@@ -78,11 +77,6 @@ const NOT_QUEUED: FolioFlags =
 
 impl<'m, F: FolioSpace> Folio<'m, F> {
     #[inline]
-    fn records(&self, first: u32, n: u32) -> &'m [Record] {
-        let head = self.head + first as usize;
-        self.map.records(head..head + n as usize)
-    }
-    #[inline]
     fn check_range(&self, first: u32, n: u32) {
         debug_assert!(
             n >= 1 && first < self.nr_pages() && n <= self.nr_pages() - first,
@@ -120,9 +114,8 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         self.check_range(first, n);
         let newly = if self.is_large() {
             let mut counts = self.lock_counts();
-            let newly = counts.map_pages(self.records(first, n));
             counts.add(n, mm);
-            newly
+            counts.map_pages(first, n)
         } else {
             u32::from(self.head_record().mapcount.fetch_add(1, Relaxed) == 0)
         };
@@ -133,7 +126,7 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         let newly = {
             let mut counts = self.lock_counts();
             counts.add(1, mm);
-            counts.map_entire(self.nr_pages())
+            counts.map_entire()
         };
         if let Some(pages) = newly {
             self.count_mapped(pages);
@@ -167,7 +160,7 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         if marks == Exclusivity::Exclusive {
             // An exclusive page has one mapping (rule RMAP-04).
             debug_assert!(
-                self.records(first, n.get()).iter().all(|p| p.mapcount.load(Relaxed) <= 1)
+                (first..first + n.get()).all(|i| self.pte_mapcount(i as usize) <= 1)
             );
             self.map.set_exclusive(self.page(first), n.get() as usize);
         }
@@ -220,7 +213,7 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         if self.is_large() {
             let mut counts = self.lock_counts();
             counts.sub(n, mm);
-            counts.unmap_pages(self.records(first, n))
+            counts.unmap_pages(first, n)
         } else {
             let old = self.head_record().mapcount.fetch_sub(1, Relaxed);
             debug_assert!(old > 0, "a page unmapped that was not mapped");
@@ -232,7 +225,7 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         let gone = {
             let mut counts = self.lock_counts();
             counts.sub(1, mm);
-            counts.unmap_entire(self.nr_pages())
+            counts.unmap_entire()
         };
         if let Some(gone) = gone {
             self.pmd_gauge().sub(u64::from(self.nr_pages()));

@@ -167,6 +167,19 @@ fn every_state_of_pages_and_pmds_counts_as_a_recount_does() {
     assert!(explore(&steps) > 512);
 }
 
+/// Rules: FOLIO-16, FOLIO-17, FOLIO-18. All pages in one call, in two, and one alone.
+#[test]
+fn every_state_of_whole_and_partial_runs_counts_as_a_recount_does() {
+    let steps: Vec<_> = (1..=2)
+        .flat_map(|mm| {
+            [(0, 4), (0, 2), (2, 2), (3, 1)]
+                .into_iter()
+                .flat_map(move |(first, n)| [Map { mm, first, n }, Unmap { mm, first, n }])
+        })
+        .collect();
+    assert!(explore(&steps) > 32);
+}
+
 /// Rules: FOLIO-32, FOLIO-33, FOLIO-34, FOLIO-37.
 #[test]
 fn every_state_of_four_address_spaces_counts_as_the_rules_say() {
@@ -200,9 +213,11 @@ fn singles(step: Step) -> Vec<Step> {
     }
 }
 
-fn any_step(order: u32) -> impl Strategy<Value = Step> {
+/// Steps of a folio of `order`; as often all pages at once as a part of them.
+fn any_steps(order: u32) -> impl Strategy<Value = Vec<Step>> {
     let pages = 1u32 << order;
-    (1u32..=4, 0..pages, 1..=pages, 0u32..8).prop_map(move |(mm, first, n, kind)| {
+    let range = prop_oneof![Just((0, pages)), (0..pages, 1..=pages)];
+    let step = (1u32..=4, range, 0u32..8).prop_map(move |(mm, (first, n), kind)| {
         let n = n.min(pages - first);
         match kind {
             0..=2 => Map { mm, first, n },
@@ -210,15 +225,15 @@ fn any_step(order: u32) -> impl Strategy<Value = Step> {
             6 => MapEntire { mm },
             _ => UnmapEntire { mm },
         }
-    })
+    });
+    proptest::collection::vec(step, 1..60)
 }
 
 proptest! {
     /// Rules: FOLIO-09, FOLIO-17, FOLIO-18, RMAP-03, RMAP-07.
     #[test]
     fn a_run_is_the_fold_of_its_pages(
-        order in 2u32..=4,
-        tried in proptest::collection::vec(any_step(4), 1..40),
+        (order, tried) in (1u32..=4).prop_flat_map(|order| (Just(order), any_steps(order))),
     ) {
         let (one, other) = (map(64), map(64));
         let own = [one.alloc(order).expect("frames"), other.alloc(order).expect("frames")];
@@ -227,13 +242,12 @@ proptest! {
         single.set_anon(AnonId(1), 0);
         let mut world = World::default();
         for step in tried {
-            let inside = match step {
-                Map { first, n, .. } | Unmap { first, n, .. } => first + n <= 1 << order,
-                _ => true,
-            };
-            let Some(next) = inside.then(|| world.apply(step)).flatten() else { continue };
+            let Some(next) = world.apply(step) else { continue };
             world = next;
             run(batched, step);
+            let mut log = log(&world.mappings(batched));
+            log.hold(batched.head(), 1, "the test");
+            prop_assert_eq!(log.finish(&one), [], "after {:?}", step);
             for step in singles(step) {
                 run(single, step);
             }
@@ -243,9 +257,6 @@ proptest! {
             // One by one, a whole unmapping looks partial on its way.
             prop_assert!(!batched.is_deferred() || single.is_deferred());
         }
-        let mut log = log(&world.mappings(batched));
-        log.hold(batched.head(), 1, "the test");
-        prop_assert_eq!(log.finish(&one), []);
         for m in world.mappings(batched) {
             for f in [batched, single] {
                 run(f, match m.level {
