@@ -2,7 +2,7 @@
 //!
 //! `entries` is one read-modify-write per entry. `floor` adds what the rules demand besides,
 //! however fast the rest is: for each folio the folio lock (taken and given back), the lock of the
-//! counts, the references, and a count for each page; for each group of folios that are unmapped
+//! counts, its counts, and the references; for each group of folios that are unmapped
 //! together the tree's lock shared (taken and given back), the table's lock, the flush that is put off,
 //! the counter of the space. That is nine locked operations for a folio alone, and four for one of
 //! many. Nothing of the crates is called.
@@ -11,17 +11,17 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
-/// The records of two pages, as in a memory map.
+/// The records of two pages, as in a memory map. Those of a folio's counts are its first.
 #[repr(C, align(64))]
 #[derive(Default)]
 struct Records {
     refs: AtomicU32,
     flags: AtomicU32,
-    mapcount: AtomicU32,
-    _first: [u32; 5],
+    _first: [u32; 6],
     counts: AtomicU32,
-    second_mapcount: AtomicU32,
-    _second: [u32; 6],
+    total: AtomicU32,
+    whole: AtomicU32,
+    _second: [u32; 5],
 }
 
 /// One line each, as what threads share should be.
@@ -79,8 +79,8 @@ impl Floor {
     pub fn floor(&self) -> f64 {
         for records in &self.records {
             records.refs.store(2, Ordering::Relaxed);
-            records.mapcount.store(1, Ordering::Relaxed);
-            records.second_mapcount.store(1, Ordering::Relaxed);
+            records.total.store(self.folio as u32, Ordering::Relaxed);
+            records.whole.store(1, Ordering::Relaxed);
         }
         microseconds(|| {
             let pages = self.folio * self.together;
@@ -116,13 +116,11 @@ impl Floor {
         let state = head.counts.load(Ordering::Relaxed);
         let _ =
             head.counts.compare_exchange(state, state | 1, Ordering::Acquire, Ordering::Relaxed);
-        let less = |count: &AtomicU32| {
-            count.store(count.load(Ordering::Relaxed).wrapping_sub(1), Ordering::Relaxed);
+        let less = |count: &AtomicU32, by: u32| {
+            count.store(count.load(Ordering::Relaxed).wrapping_sub(by), Ordering::Relaxed);
         };
-        for records in &self.records[first / 2..][..cells.len().div_ceil(2)] {
-            less(&records.mapcount);
-            less(&records.second_mapcount);
-        }
+        less(&head.total, cells.len() as u32);
+        less(&head.whole, 1);
         head.counts.store(state, Ordering::Release);
         head.refs.fetch_sub(1, Ordering::Release);
     }
