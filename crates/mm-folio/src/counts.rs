@@ -106,15 +106,13 @@ impl<'m> LargeCounts<'m> {
     fn slots(&self) -> Option<&'m Record> {
         self.pages.get(2)
     }
-    /// Times that all pages are mapped together, unless the folio is too small to say.
+    /// `whole` and `uneven`, unless the folio is too small for them.
     #[inline]
-    fn whole(&self) -> Option<&'m AtomicU32> {
-        self.slots().map(|tail2| &tail2.flags)
-    }
-    /// Pages whose own count is not zero, as above.
-    #[inline]
-    fn uneven(&self) -> Option<&'m AtomicU32> {
-        self.pages.get(3).map(|tail3| &tail3.flags)
+    fn evenness(&self) -> Option<[&'m AtomicU32; 2]> {
+        match self.pages {
+            [_, _, tail2, tail3, ..] => Some([&tail2.flags, &tail3.flags]),
+            _ => None,
+        }
     }
 
     pub fn shared(&self) -> bool {
@@ -192,78 +190,81 @@ impl<'m> LargeCounts<'m> {
     /// has counted; the number that were unmapped before.
     #[inline]
     pub fn map_pages(&mut self, first: u32, n: u32) -> u32 {
-        let new = match self.whole() {
-            Some(whole) if n == self.nr_pages() => {
+        let nr = self.nr_pages();
+        let new = match self.evenness() {
+            None => self.change_part(first, n, 1, 0).0,
+            Some([whole, _]) if n == nr => {
                 whole.store(whole.load(Relaxed) + 1, Relaxed);
-                n - self.pages_mapped()
+                nr - self.pages_mapped()
             }
-            _ => self.map_part(first, n),
+            Some([whole, uneven]) => {
+                let (new, more) = self.change_part(first, n, 1, whole.load(Relaxed).wrapping_neg());
+                let now = uneven.load(Relaxed).wrapping_add(more);
+                uneven.store(now, Relaxed);
+                // Each page once, and none by `whole`.
+                if now == nr
+                    && self.total - self.entire == nr
+                    && self.pages_mapped() + new == nr
+                    && whole.load(Relaxed) == 0
+                {
+                    self.level(1);
+                }
+                new
+            }
         };
         self.state += new;
         // A PMD mapping has already counted every page (rule FOLIO-17).
         if self.entirely_mapped() { 0 } else { new }
     }
-    fn map_part(&self, first: u32, n: u32) -> u32 {
-        let new = self.change_part(first, n, 1, 0);
-        // Each page once, and none by `whole`.
-        let nr = self.nr_pages();
-        if let (Some(whole), Some(uneven)) = (self.whole(), self.uneven())
-            && uneven.load(Relaxed) == nr
-            && self.pages_mapped() + new == nr
-            && self.total - self.entire == nr
-            && whole.load(Relaxed) == 0
-        {
-            self.level(1);
-        }
-        new
-    }
-    /// Adds `by` (one, or minus one) to the own counts of `n` pages from `first` on; the
-    /// number of them that had `edge` mappings.
-    #[inline]
-    fn change_part(&self, first: u32, n: u32, by: u32, edge: u32) -> u32 {
-        let whole = self.whole().map_or(0, |whole| whole.load(Relaxed));
-        let (mut at_edge, mut left, mut joined) = (0, 0, 0);
+    /// Adds `by` (one, or minus one) to the own counts of `n` pages from `first` on: how many
+    /// were `edge`, and how many more are not zero.
+    #[inline(always)]
+    fn change_part(&self, first: u32, n: u32, by: u32, edge: u32) -> (u32, u32) {
+        let (mut at_edge, mut uneven) = (0, 0u32);
         for page in &self.pages[first as usize..][..n as usize] {
             let own = page.mapcount.load(Relaxed);
             let now = own.wrapping_add(by);
-            debug_assert!(
-                whole.wrapping_add(now).cast_signed() >= 0,
-                "a page unmapped that was not mapped"
-            );
             page.mapcount.store(now, Relaxed);
-            at_edge += u32::from(whole.wrapping_add(own) == edge);
-            left += u32::from(own == 0);
-            joined += u32::from(now == 0);
+            at_edge += u32::from(own == edge);
+            uneven = uneven.wrapping_add(u32::from(own == 0)).wrapping_sub(u32::from(now == 0));
         }
-        if let Some(uneven) = self.uneven() {
-            uneven.store(uneven.load(Relaxed) + left - joined, Relaxed);
-        }
-        at_edge
+        (at_edge, uneven)
     }
-    /// Every page is mapped `whole` times: no page has a count of its own.
-    fn level(&self, whole: u32) {
+    /// Every page is mapped `times` times: none has a count of its own.
+    #[cold]
+    fn level(&self, times: u32) {
         for page in self.pages {
             page.mapcount.store(0, Relaxed);
         }
-        if let (Some(times), Some(uneven)) = (self.whole(), self.uneven()) {
-            times.store(whole, Relaxed);
+        if let Some([whole, uneven]) = self.evenness() {
+            whole.store(times, Relaxed);
             uneven.store(0, Relaxed);
         }
     }
     /// One PTE mapping less of each of `n` pages from `first` on (rules FOLIO-18, FOLIO-21).
-    #[inline]
+    #[inline(always)]
     pub fn unmap_pages(&mut self, first: u32, n: u32) -> Unmapped {
-        let last = match self.whole() {
-            Some(whole) if n == self.nr_pages() && whole.load(Relaxed) > 0 => {
-                let now = whole.load(Relaxed) - 1;
-                whole.store(now, Relaxed);
-                self.mapped_by_none(now)
+        debug_assert!(
+            (first..first + n).all(|i| self.mapcount_of(i as usize) > 0),
+            "a page unmapped that was not mapped"
+        );
+        let (last, whole_left) = match self.evenness() {
+            None => (self.change_part(first, n, u32::MAX, 1).0, 0),
+            Some([whole, uneven]) => {
+                let times = whole.load(Relaxed);
+                if n == self.nr_pages() && times > 0 {
+                    whole.store(times - 1, Relaxed);
+                    (self.mapped_by_none(times - 1, uneven.load(Relaxed)), times - 1)
+                } else {
+                    let edge = 1u32.wrapping_sub(times);
+                    let (last, more) = self.change_part(first, n, u32::MAX, edge);
+                    uneven.store(uneven.load(Relaxed).wrapping_add(more), Relaxed);
+                    (last, times)
+                }
             }
-            _ => self.change_part(first, n, u32::MAX, 1),
         };
         self.state -= last;
-        if last > 0 && self.pages_mapped() == 0 && self.whole().is_some_and(|w| w.load(Relaxed) > 0)
-        {
+        if whole_left > 0 && self.pages_mapped() == 0 {
             self.level(0);
         }
         Unmapped {
@@ -271,14 +272,20 @@ impl<'m> LargeCounts<'m> {
             partially: last > 0 && self.state & (ENTIRELY_MAPPED | PAGES_MASK) != 0,
         }
     }
-    /// Pages that are not mapped if all are mapped `whole` times together.
+    /// Pages that are not mapped if all are mapped `whole` times together, and `uneven` of
+    /// them have counts of their own.
     #[inline]
-    fn mapped_by_none(&self, whole: u32) -> u32 {
-        if self.uneven().is_none_or(|uneven| uneven.load(Relaxed) == 0) {
+    fn mapped_by_none(&self, whole: u32, uneven: u32) -> u32 {
+        if uneven == 0 {
             return if whole == 0 { self.nr_pages() } else { 0 };
         }
         let none = |page: &&Record| page.mapcount.load(Relaxed).wrapping_add(whole) == 0;
         self.pages.iter().filter(none).count() as u32
+    }
+    /// PTE mappings of page `index`.
+    fn mapcount_of(&self, index: usize) -> u32 {
+        let whole = self.evenness().map_or(0, |[whole, _]| whole.load(Relaxed));
+        self.pages[index].mapcount.load(Relaxed).wrapping_add(whole)
     }
     /// One more PMD mapping; the number of pages that were unmapped before, if
     /// this is the first.

@@ -159,9 +159,7 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         self.add_ptes(first, n.get(), mm);
         if marks == Exclusivity::Exclusive {
             // An exclusive page has one mapping (rule RMAP-04).
-            debug_assert!(
-                (first..first + n.get()).all(|i| self.pte_mapcount(i as usize) <= 1)
-            );
+            debug_assert!((first..first + n.get()).all(|i| self.pte_mapcount(i as usize) <= 1));
             self.map.set_exclusive(self.page(first), n.get() as usize);
         }
     }
