@@ -254,7 +254,11 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
             Some(NonPresent::Marker(m)) if m.contains(Markers::GUARD) => {
                 FaultOutcome::Signal(FaultSignal::Segv { va })
             }
-            // Poison, and kinds that nobody in this workspace makes.
+            Some(NonPresent::Marker(m)) if m.contains(Markers::POISONED) => {
+                FaultOutcome::Signal(FaultSignal::Poisoned { va })
+            }
+            Some(NonPresent::Hwpoison(_)) => FaultOutcome::Signal(FaultSignal::Poisoned { va }),
+            // Of a kind that nobody in this workspace makes.
             _ => FaultOutcome::Signal(FaultSignal::Bus { va }),
         };
         outcome.into()

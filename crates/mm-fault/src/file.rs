@@ -83,7 +83,8 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         }
     }
     /// Locks a page that was found. It may have left the object meanwhile: then
-    /// the access is made again, and finds what is there now.
+    /// the access is made again, and finds what is there now. One that has failed is
+    /// dropped, if it can be read again into other memory, and lost otherwise.
     pub(crate) fn lock_page(
         &self,
         backing: &dyn Backing,
@@ -93,10 +94,13 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         if mm_sync::mutant!("fault.file.no_mapping_check") {
             return Ok(lock);
         }
-        match self.belongs(backing, lock.folio(), found.page, self.file_index()) {
-            Ok(()) => Ok(lock),
-            Err(outcome) => Err(outcome),
+        self.belongs(backing, lock.folio(), found.page, self.file_index())?;
+        if lock.folio().is_poisoned(found.page) {
+            let again = !lock.folio().is_mapped() && backing.release(self.file_index());
+            let lost = FaultOutcome::Signal(FaultSignal::Poisoned { va: self.va });
+            return Err(if again { FaultOutcome::MINOR } else { lost });
         }
+        Ok(lock)
     }
     /// Whether a locked folio is in the object, and its page `page` is the one at
     /// `index`, before the end.

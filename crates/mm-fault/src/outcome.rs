@@ -62,6 +62,12 @@ pub enum FaultSignal {
         /// The page of the access.
         va: VirtAddr,
     },
+    /// The page has failed, or userfaultfd has said so: a bus error that tells which memory is
+    /// lost (rules SWPI-01, UFFD-05).
+    Poisoned {
+        /// The page of the access.
+        va: VirtAddr,
+    },
 }
 
 impl fmt::Display for FaultSignal {
@@ -69,6 +75,7 @@ impl fmt::Display for FaultSignal {
         match self {
             FaultSignal::Segv { va } => write!(f, "access to {va} is not allowed"),
             FaultSignal::Bus { va } => write!(f, "nothing is behind {va}"),
+            FaultSignal::Poisoned { va } => write!(f, "what was at {va} is lost"),
         }
     }
 }

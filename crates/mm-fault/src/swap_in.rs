@@ -240,7 +240,11 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
             return self.give_up(own, lock);
         }
         // Not before the entry was looked at: it may be about another page by now.
-        if !folio.has(FolioFlags::UPTODATE) || folio.has(FolioFlags::HWPOISON) {
+        if folio.has(FolioFlags::HWPOISON) {
+            drop(table);
+            return FaultOutcome::Signal(FaultSignal::Poisoned { va: self.va });
+        }
+        if !folio.has(FolioFlags::UPTODATE) {
             drop(table);
             return FaultOutcome::Signal(FaultSignal::Bus { va: self.va });
         }

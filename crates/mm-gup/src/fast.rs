@@ -303,7 +303,7 @@ impl<S: TableSpace + FolioSpace, O: Observer> Walk<'_, S, O> {
         let Some(refs) = self.map.try_grab::<K>(pfn, want as u32) else { return 0 };
         self.observer.event(Event::Grabs, 1);
         self.observer.event(Event::Atomics, if K::PINS { 2 } else { 1 });
-        if !slot.is_unchanged() {
+        if !mutant!("gup.no_leaf_recheck") && !slot.is_unchanged() {
             return 0;
         }
         let folio = refs.folio();

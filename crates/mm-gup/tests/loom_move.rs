@@ -12,7 +12,14 @@
 //! | F-RACE-17, P-RACE-05 | pin; collapse | `a_pinned_page_is_not_collapsed_away` |
 //! | F-RACE-18 | fault; collapse | `a_fault_is_not_lost_in_a_table_that_was_cut_off` |
 //! | EXCL-06 | swap-in; fork | `a_page_that_comes_back_beside_a_fork_is_shared` |
+//!
+//! Pages that were merged are in `loom_move/merged.rs`, those of objects in `loom_move/object.rs`.
 #![cfg(loom)]
+
+#[path = "loom_move/merged.rs"]
+mod merged;
+#[path = "loom_move/object.rs"]
+mod object;
 
 use mm_arch::model::ModelWord;
 use mm_arch::{Entry, Level, Pfn, VirtAddr, VirtRange};
@@ -57,11 +64,16 @@ const BATCHED: Batching = Batching::Batched;
 fn page(k: u64) -> VirtAddr {
     VirtAddr::new(k << 12)
 }
-/// A space with a mapping of four pages, of which the first one holds 7.
-fn space(thp: ThpPolicy) -> (P, Space) {
+/// A space with nothing in it.
+fn empty() -> (P, Space) {
     let config = ModelConfig { nr_frames: 16, nr_tables: 6, swap_slots: 4, ..ModelConfig::tiny() };
     let p = machine::<A>(config).expect("machine");
     let mm = Space(Mm::new(p.clone()).expect("space"));
+    (p, mm)
+}
+/// A space with a mapping of four pages, of which the first one holds 7.
+fn space(thp: ThpPolicy) -> (P, Space) {
+    let (p, mm) = empty();
     let range = VirtRange::units(page(0), 4, 12).expect("range");
     mmap_anon(&mut mm.write(), range, VmaFlags::READ | VmaFlags::WRITE).expect("free");
     store(&mm, 0, thp);

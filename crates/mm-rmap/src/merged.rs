@@ -168,8 +168,10 @@ impl<P: RmapPlatform> AnonTrees<P> {
     /// The merged page at `from` moves to `to` while `replace` runs, if it says that it does.
     /// Nobody looks the page up meanwhile, and takes it for gone because it is frozen.
     pub(crate) fn move_merged(&self, from: Pfn, to: Pfn, replace: impl FnOnce() -> bool) -> bool {
-        let mut all = self.merged.write();
+        let before = !mm_sync::mutant!("rmap.merged.move_unlocked");
+        let locked = before.then(|| self.merged.write());
         let moved = replace();
+        let mut all = locked.unwrap_or_else(|| self.merged.write());
         if moved && let Some(merged) = all.iter_mut().find(|m| m.pfn == from) {
             merged.pfn = to;
         }

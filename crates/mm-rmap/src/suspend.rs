@@ -212,7 +212,7 @@ fn suspend_pmd<P: RmapPlatform>(
     let mut fresh = mm.tables().tlb().obligation();
     let moved = match entry {
         Some(entry) if shared => {
-            if old.is_dirty() {
+            if old.is_dirty() && !mm_sync::mutant!("rmap.suspend.lose_dirt") {
                 folio.set_flag(FolioFlags::DIRTY);
             }
             pmd.swap(entry, &mut fresh);

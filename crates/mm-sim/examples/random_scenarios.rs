@@ -10,7 +10,7 @@ mod steps;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::available_parallelism;
-use steps::{KINDS, Step, policies_agree, scenario};
+use steps::{KINDS, NR_REGIONS, Step, policies_agree, scenario};
 
 /// Marsaglia's, behind a mixer that makes neighbouring seeds unlike.
 struct Random(u64);
@@ -32,7 +32,7 @@ impl Random {
         Step {
             what: self.below(KINDS.into()) as u8,
             proc: self.below(3) as usize,
-            region: self.below(3) as usize,
+            region: self.below(NR_REGIONS as u64) as usize,
             first: self.next(),
             pages: self.next(),
             value: 1 + self.below(59_999) as u16,

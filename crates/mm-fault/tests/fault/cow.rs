@@ -433,10 +433,12 @@ on_models! {
             dirty: false,
         };
         let va0 = va(0);
+        let lost = FaultOutcome::Signal(FaultSignal::Poisoned { va: va0 });
         for (what, expect) in [
             (moving, DONE),
             (NonPresent::Marker(Markers::GUARD), FaultOutcome::Signal(FaultSignal::Segv { va: va0 })),
-            (NonPresent::Marker(Markers::POISONED), FaultOutcome::Signal(FaultSignal::Bus { va: va0 })),
+            (NonPresent::Marker(Markers::POISONED), lost),
+            (NonPresent::Hwpoison(m.zero_page()), lost),
         ] {
             let e = E::<A>::from_nonpresent(what, SwapBits::default()).expect("encodable");
             set_pte(&p.mm, 0, e);

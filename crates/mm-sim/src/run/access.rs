@@ -46,7 +46,7 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             AccessError::Signal(signal) => {
                 let signal = match signal {
                     FaultSignal::Segv { .. } => Signal::Segv,
-                    FaultSignal::Bus { .. } => Signal::Bus,
+                    FaultSignal::Bus { .. } | FaultSignal::Poisoned { .. } => Signal::Bus,
                 };
                 let after = range.after(touch);
                 Outcome::Printed(Record::signalled(self.scenario, line, signal, after))

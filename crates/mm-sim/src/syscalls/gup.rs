@@ -4,7 +4,7 @@
 use crate::events::{EventCounts, Events};
 use crate::{Host, Process};
 use mm_arch::{AccessKind, Arch, Pfn, VirtAddr, VirtRange};
-use mm_fault::{FaultFlags, FaultOutcome, handle_fault};
+use mm_fault::{FaultFlags, FaultOutcome, FaultSignal, handle_fault};
 use mm_folio::{FolioFlags, FolioRun, FrameBytes};
 use mm_gup::{
     FaultError, FaultHandler, Gup, GupError, GupFault, GupFlags, OnError, Resolved, Runs,
@@ -45,6 +45,9 @@ impl<A: Arch, O: Events> FaultHandler<Host<A, O>> for ForGup<'_, A, O> {
                 let count = if major { &mut faults.gup_major } else { &mut faults.gup_minor };
                 *count += 1;
                 Resolved::Done(vmas)
+            }
+            FaultOutcome::Signal(FaultSignal::Poisoned { .. }) => {
+                Resolved::Failed(vmas, FaultError::Poisoned)
             }
             FaultOutcome::Signal(_) => Resolved::Failed(vmas, FaultError::Signal),
             FaultOutcome::Oom => Resolved::Failed(vmas, FaultError::NoMemory),

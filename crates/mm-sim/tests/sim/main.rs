@@ -18,6 +18,7 @@ mod known_faults;
 mod ksm;
 mod migrate;
 mod planted;
+mod poison;
 mod random;
 mod reclaim;
 mod rows;

@@ -4,12 +4,12 @@
 #[path = "random/steps.rs"]
 mod steps;
 
-use mm_sim::Preset;
+use mm_sim::{Memory, Preset};
 use proptest::prelude::*;
-use steps::{KINDS, Step, policies_agree, printed, scenario};
+use steps::{KINDS, NR_REGIONS, Step, policies_agree, printed, scenario};
 
 fn step() -> impl Strategy<Value = Step> {
-    let fields = (0..KINDS, 0usize..3, 0usize..3, any::<u64>(), any::<u64>(), 1u16..60000);
+    let fields = (0..KINDS, 0usize..3, 0..NR_REGIONS, any::<u64>(), any::<u64>(), 1u16..60000);
     fields.prop_map(|(what, proc, region, first, pages, value)| Step {
         what,
         proc,
@@ -34,9 +34,10 @@ proptest! {
     fn a_failed_allocation_breaks_nothing(
         steps in prop::collection::vec(step(), 1..50),
         n in 0u64..120,
+        memory in prop_oneof![Just(Memory::Frames), Just(Memory::Heap)],
     ) {
         let best = (Preset::Best.name(), Preset::Best.policy());
-        printed(&scenario(&steps), &best, Some(n)).map_err(TestCaseError::fail)?;
+        printed(&scenario(&steps), &best, Some((memory, n))).map_err(TestCaseError::fail)?;
     }
 }
 
@@ -46,9 +47,10 @@ fn without_memory_for_a_first_process_nothing_is_left() {
     let step = Step { what: 0, proc: 0, region: 0, first: 0, pages: 0, value: 1 };
     let best = (Preset::Best.name(), Preset::Best.policy());
     let text = scenario(&[step]);
-    assert_eq!(printed(&text, &best, Some(0)), Ok(Vec::new()));
+    assert_eq!(printed(&text, &best, Some((Memory::Frames, 0))), Ok(Vec::new()));
     let all = printed(&text, &best, None).expect("runs");
-    assert_eq!(printed(&text, &best, Some(1)).map(|out| out.len()), Ok(all.len() + 1));
+    let refused = printed(&text, &best, Some((Memory::Frames, 1)));
+    assert_eq!(refused.map(|out| out.len()), Ok(all.len() + 1));
 }
 
 /// What a call drops is what lies below a mapping that refuses: who holds the pages of the

@@ -62,6 +62,9 @@ fn swap_out(p: &P, at: u64) -> SwapSlot {
 fn bus(i: u64) -> AccessError {
     AccessError::Signal(FaultSignal::Bus { va: page(i) })
 }
+fn lost(i: u64) -> AccessError {
+    AccessError::Signal(FaultSignal::Poisoned { va: page(i) })
+}
 fn free(m: &M) -> u64 {
     m.host().swap().slots().nr_free()
 }
@@ -453,12 +456,12 @@ fn what_a_device_does_not_give_back_is_lost() {
     sound(&m, &[&p, &q]);
     assert_eq!((free(&m), m.host().swap().slots().in_use().count()), (0, 0));
     assert_eq!([&p, &q].map(|of| of.mm().counters().get(RssKind::Swap)), [0, 0]);
-    assert_eq!((p.load(page(1)), p.store(page(1), 1)), (Err(bus(1)), Err(bus(1))));
+    assert_eq!((p.load(page(1)), p.store(page(1), 1)), (Err(lost(1)), Err(lost(1))));
     // A child does not get what its parent has not, and the place can be given up.
     let c = p.fork().expect("fork");
-    assert_eq!((c.load(page(1)), q.load(page(1))), (Err(bus(1)), Ok(101)));
+    assert_eq!((c.load(page(1)), q.load(page(1))), (Err(lost(1)), Ok(101)));
     p.madvise(pages(1, 1), Advice::DontNeed).expect("mapped");
-    assert_eq!((p.load(page(1)), c.load(page(1))), (Ok(0), Err(bus(1))));
+    assert_eq!((p.load(page(1)), c.load(page(1))), (Ok(0), Err(lost(1))));
     for i in (0..8).filter(|i| *i != 1) {
         assert_eq!((p.load(page(i)), q.load(page(i))), (Ok(100 + i), Ok(100 + i)));
     }
@@ -495,7 +498,7 @@ fn a_page_of_the_cache_that_has_failed_is_lost() {
     m.host().memmap().folio(cached).poison(0);
     assert_eq!(m.host().swap_off([&p]), Ok(()));
     m.settle();
-    assert_eq!((p.load(page(3)), p.load(page(4))), (Err(bus(3)), Ok(104)));
+    assert_eq!((p.load(page(3)), p.load(page(4))), (Err(lost(3)), Ok(104)));
     let vmas = p.mm().read();
     let table = p.mm().tables().lock_table(vmas.stay(), page(3)).expect("there");
     let e = table.get(table.index_of(page(3)));

@@ -194,10 +194,10 @@ fn whoever_touches_poison_gets_a_signal() {
     p.uffd_wp(pages(3, 1), WpChange::Protect).expect("registered");
     assert_eq!(errno(p.uffd_poison(pages(3, 1))), "EEXIST", "not even a marker");
     assert_eq!(errno(p.uffd_copy(pages(1, 1), Comes::Plain, word)), "EEXIST");
-    let bus = |i| AccessError::Signal(FaultSignal::Bus { va: page(i) });
+    let lost = |i| AccessError::Signal(FaultSignal::Poisoned { va: page(i) });
     let child = p.fork().expect("fork");
     for of in [&p, &child] {
-        assert_eq!((of.load(page(1)), of.store(page(2), 1)), (Err(bus(1)), Err(bus(2))));
+        assert_eq!((of.load(page(1)), of.store(page(2), 1)), (Err(lost(1)), Err(lost(2))));
         assert_eq!(of.load(page(0)), Ok(1));
     }
     sound(&m, &[&p, &child]);
@@ -206,7 +206,7 @@ fn whoever_touches_poison_gets_a_signal() {
     assert_eq!((p.load(page(1)), p.take_user_faults().len()), (Ok(0), 1), "it can be discarded");
     let (o, q) = shared(&m, 4, MISSING);
     q.uffd_poison(pages(1, 1)).expect("nothing is there");
-    assert_eq!((q.load(page(1)), q.load(page(2))), (Err(bus(1)), Ok(0)));
+    assert_eq!((q.load(page(1)), q.load(page(2))), (Err(lost(1)), Ok(0)));
     assert_eq!(errno(q.uffd_poison(pages(4, 1))), "EFAULT", "behind the end");
     drop(o);
     ends(m, vec![p, child, q]);

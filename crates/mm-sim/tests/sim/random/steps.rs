@@ -1,17 +1,19 @@
-//! Random scenarios of anonymous memory, in frames and on swap: what they are made of, and what must hold
-//! of them. Shared by a test, which shrinks what it finds, and by the example
+//! Random scenarios of anonymous memory, private and shared, in frames and on swap: what they are made
+//! of, and what must hold of them. Shared by a test, which shrinks what it finds, and by the example
 //! `random_scenarios`, which tries many.
 
 use mm_fault::ReusePolicy;
 use mm_scenario::observe::Record;
 use mm_scenario::{Mode, Scenario, first_difference};
-use mm_sim::{MachineConfig, Policy, Preset, RunError, RunOptions, capabilities, run};
+use mm_sim::{MachineConfig, Memory, Policy, Preset, RunError, RunOptions, capabilities, run};
 use mm_x86::X86_64;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// A region of each folio size: name, pages, and what makes its folios.
-const REGIONS: [(&str, u64); 3] = [("a", 48), ("h", 1024), ("s", 20)];
+/// A region of each folio size, and one of shared memory: name, pages, and whose they are.
+const REGIONS: [(&str, u64, &str); 4] =
+    [("a", 48, "private"), ("h", 1024, "private"), ("s", 20, "private"), ("o", 24, "shared")];
+pub const NR_REGIONS: usize = REGIONS.len();
 const PROCS: [&str; 3] = ["p0", "p1", "p2"];
 
 /// An operation, by numbers that are reduced to what exists.
@@ -26,13 +28,13 @@ pub struct Step {
 }
 
 /// Kinds of operations.
-pub const KINDS: u8 = 62;
+pub const KINDS: u8 = 68;
 
 /// Writes the steps as a scenario, leaving out what could not be.
 pub fn scenario(steps: &[Step]) -> String {
     let mut s = String::from("swap 400\nthp 64kB madvise\nthp 2048kB madvise\n");
-    for (name, pages) in REGIONS {
-        writeln!(s, "mmap p0 {name} {pages} anon rw private").expect("string");
+    for (name, pages, sharing) in REGIONS {
+        writeln!(s, "mmap p0 {name} {pages} anon rw {sharing}").expect("string");
     }
     s.push_str("madvise p0 a hugepage\nmadvise p0 h hugepage\n");
     let mut alive = BTreeSet::from([0]);
@@ -41,7 +43,7 @@ pub fn scenario(steps: &[Step]) -> String {
     for (k, step) in steps.iter().enumerate() {
         let Some(&p) = alive.iter().nth(step.proc % alive.len()) else { continue };
         let proc = PROCS[p];
-        let (region, size) = REGIONS[step.region];
+        let (region, size, sharing) = REGIONS[step.region];
         let first = step.first % size;
         // Short ranges mostly: they cut folios.
         let longest = if step.pages % 4 == 0 { size } else { 20 };
@@ -66,7 +68,7 @@ pub fn scenario(steps: &[Step]) -> String {
                 format!("exit {proc}")
             }
             17 => format!("munmap {proc} {range}"),
-            18 => format!("mmap {proc} {region} {size} anon rw private"),
+            18 => format!("mmap {proc} {region} {size} anon rw {sharing}"),
             19 | 20 => format!("mprotect {proc} {range} rw"),
             21 => format!("mprotect {proc} {range} r"),
             22 => format!("mprotect {proc} {range} none"),
@@ -121,6 +123,38 @@ pub fn scenario(steps: &[Step]) -> String {
             58 => format!("uffd {proc} {range} copy {value}"),
             59 => format!("uffd {proc} {range} zeropage"),
             60 => format!("uffd {proc} {range} poison"),
+            61 => {
+                let mode = ["minor missing", "minor wp", "minor"][value as usize % 3];
+                format!("uffd {proc} o register {mode}")
+            }
+            62 => format!("uffd {proc} {range} continue"),
+            // What the object has, because others made it or the process itself.
+            63 => {
+                let (at, wp) = (first % 20, ["", " wp"][value as usize % 2]);
+                let range = format!("o:{at}+{}", 1 + n % 4);
+                format!(
+                    "write {proc} {range} {value}\nuffd {proc} o register minor wp\n\
+                     madvise {proc} {range} dontneed\nuffd {proc} {range} continue{wp}"
+                )
+            }
+            64..=66 => {
+                let (to, room, _) = REGIONS[value as usize % 3];
+                let n = n.min(room);
+                let at = u64::from(value) / 3 % (room - n + 1);
+                let (from, to_range) = (format!("{region}:{first}+{n}"), format!("{to}:{at}+{n}"));
+                // Which pages are a process's own is the policy's, but for those stored to.
+                writeln!(s, "write {proc} {from} {value}").expect("string");
+                if value % 4 == 1 {
+                    writeln!(s, "madvise {proc} {from} pageout").expect("string");
+                }
+                // Into what is empty, mostly.
+                if value % 8 != 0 {
+                    writeln!(s, "uffd {proc} {to} register missing wp").expect("string");
+                    writeln!(s, "madvise {proc} {to_range} dontneed").expect("string");
+                }
+                let holes = if value % 2 == 0 { " holes" } else { "" };
+                format!("uffd {proc} {from} move {to} to={at}{holes}")
+            }
             _ => format!("observe {proc} {region}\nfaults {proc}\nvmas {proc} {region}\nstats"),
         };
         s.push_str(&line);
@@ -128,7 +162,7 @@ pub fn scenario(steps: &[Step]) -> String {
     }
     for p in alive {
         let proc = PROCS[p];
-        writeln!(s, "observe {proc} a {proc} h {proc} s\nfaults {proc}").expect("string");
+        writeln!(s, "observe {proc} a {proc} h {proc} s {proc} o\nfaults {proc}").expect("string");
     }
     s
 }
@@ -143,19 +177,25 @@ pub fn policies() -> [(&'static str, Policy); 5] {
     [page, ("blocks", block), table, adaptive, baseline]
 }
 
-/// What the scenario prints under `policy`, with every audit after every operation. Nothing, if
-/// the allocation that fails is the first: there is no process then.
+/// What the scenario prints under `policy`, with every audit after every operation, and the
+/// allocation after the first so many failing. Nothing, if there is not even a process then.
 pub fn printed(
     text: &str,
     (name, policy): &(&str, Policy),
-    fail_after: Option<u64>,
+    fails: Option<(Memory, u64)>,
 ) -> Result<Vec<String>, String> {
     let scenario = Scenario::parse("random", text).map_err(|e| format!("{e}\n{text}"))?;
     let machine = MachineConfig { bytes: 48 << 20, poison: true, ..MachineConfig::default() };
-    let options = RunOptions { machine, audit: true, fail_after, ..RunOptions::default() };
+    let after = |memory| fails.filter(|(of, _)| *of == memory).map(|(_, n)| n);
+    let options = RunOptions {
+        machine,
+        audit: true,
+        fail_after: after(Memory::Frames),
+        fail_heap_after: after(Memory::Heap),
+    };
     let mut out = Vec::new();
     match run::<X86_64>(&scenario, policy, &options, &mut |r| out.push(r.to_json())) {
-        Err(RunError::NoMemory { .. }) if fail_after == Some(0) && out.is_empty() => Ok(out),
+        Err(RunError::NoMemory { .. }) if fails.is_some() && out.is_empty() => Ok(out),
         ran => ran.map(|()| out).map_err(|e| format!("{name}: {e}\n{text}")),
     }
 }
