@@ -101,7 +101,8 @@ fn what_was_stored_through_a_leaf_that_moves_is_not_forgotten() {
             let mm = mm.clone();
             move || load(&mm, 0)
         });
-        let moved = migrate_folio(&p, &own, Some(object.cache()), BATCHED).is_ok();
+        // The fault may hold the folio, and keep it where it is.
+        let _ = migrate_folio(&p, &own, Some(object.cache()), BATCHED);
         drop(own);
         loader.join().expect("joins");
         let (e, pfn) = entry(&mm, 0);
@@ -109,7 +110,7 @@ fn what_was_stored_through_a_leaf_that_moves_is_not_forgotten() {
         let (is_leaf, content) = (e.is_leaf(Level::Pmd), p.bytes().load(pfn, 0));
         end(&p, &mm, object, None);
         assert!(dirty, "a store that is never written out");
-        assert_eq!((moved, is_leaf, content), (true, true, 7));
+        assert_eq!((is_leaf, content), (true, 7));
     }
     race("load vs migrate leaf", model, &["rmap.suspend.lose_dirt"]);
 }
