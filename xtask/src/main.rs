@@ -40,7 +40,7 @@ enum Task {
     Scenarios(scenarios::Options),
     /// The supported scenarios with allocations failing, one in each run.
     FailEach(fail_each::Options),
-    /// Random scenarios of anonymous memory under every policy of reuse.
+    /// Random scenarios of anonymous memory, private and shared, under every policy of reuse.
     Random(random::Options),
     /// Property tests with seeds by the clock, as many rounds as wanted.
     Properties(properties::Options),

@@ -41,7 +41,8 @@ pub fn prints(lines: &str, expected: &[&str]) {
 pub fn printed(lines: &str) -> Vec<String> {
     printed_under(lines, Preset::Linux618)
 }
-fn printed_under(lines: &str, preset: Preset) -> Vec<String> {
+/// What the lines print under `preset`, with audits.
+pub fn printed_under(lines: &str, preset: Preset) -> Vec<String> {
     let scenario = Scenario::parse("lines", lines).expect("parses");
     let machine = MachineConfig { bytes: 16 << 20, poison: true, ..MachineConfig::default() };
     let options = RunOptions { machine, audit: true, ..RunOptions::default() };

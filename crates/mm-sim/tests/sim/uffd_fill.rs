@@ -342,3 +342,24 @@ fn what_is_protected_stays_so_without_its_pages() {
     assert_eq!(child.take_user_faults(), []);
     ends(m, vec![p, child]);
 }
+
+/// A move tells which pages are a process's own: those that one store made so differ by policy.
+///
+/// Rules: UFFD-07, WREUSE-01.
+#[test]
+fn a_page_that_was_reused_beside_another_moves() {
+    let lines = "thp 64kB madvise\n\
+                 mmap p0 a 16 anon rw private\n\
+                 mmap p0 b 16 anon rw private\n\
+                 madvise p0 a hugepage\n\
+                 write p0 a 1\n\
+                 fork p1 p0\n\
+                 exit p1\n\
+                 write p0 a:3 2\n\
+                 uffd p0 b register missing\n\
+                 uffd p0 a:3 move b\n\
+                 uffd p0 a:4 move b to=1\n";
+    let busy = r#"{"line":11,"op":"uffd","p":"p0","err":"EBUSY"}"#.to_string();
+    assert_eq!(printed_under(lines, Preset::Linux618), [busy]);
+    assert_eq!(printed_under(lines, Preset::Series), [] as [&str; 0]);
+}
