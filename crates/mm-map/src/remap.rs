@@ -61,9 +61,11 @@ pub fn mremap_move<P: RmapPlatform>(
     }
     munmap(policy, vmas, target)?;
     let mut next = Some(range.start());
-    while let Some(part) =
-        next.and_then(|va| vmas.next_from(va)).and_then(|vma| vma.range().intersect(range))
-    {
+    // Only what is behind `next`: the place of a part that moved may have been joined with it.
+    while let Some(part) = next.and_then(|va| {
+        let rest = VirtRange::new(va, range.bytes_after(va)).ok()?;
+        vmas.next_from(va)?.range().intersect(rest)
+    }) {
         next = part.start().checked_add(part.bytes()).filter(|va| range.contains(*va));
         let offset = part.start().bytes_from(range.start());
         let at = VirtAddr::new(to.get() + offset);
