@@ -359,6 +359,11 @@ fn give_way<P: RmapPlatform>(
     if old.flags().intersects(FolioFlags::KSM | FolioFlags::SWAPCACHE | FolioFlags::WRITEBACK) {
         return Ok(false);
     }
+    // What nothing maps any more, reclaim may have given up already: it is on no list, and
+    // clean, for its content was on swap.
+    if !new.is_mapped() {
+        return Ok(false);
+    }
     let Some(entry) = protect(vmas, page, &locked) else { return Ok(false) };
     // Now that neither changes any more.
     if !equal(platform, old.head(), new.head()) {

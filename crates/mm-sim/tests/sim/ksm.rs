@@ -93,6 +93,33 @@ fn equal_pages_become_one_and_a_store_copies() {
     assert_eq!(leaks(&m), []);
 }
 
+/// A merged page that nothing maps may be one that reclaim has given up: it is on no list, and
+/// clean. Nobody gives way to it.
+///
+/// Rules: KSM-02, RECL-08, ACC-15.
+#[test]
+fn what_reclaim_gave_up_is_merged_with_nothing() {
+    let m = machine();
+    m.host().swap().add::<A>(64).expect("memory");
+    let p = filled(&m, 2);
+    let mut ksm = Ksm::new();
+    passes(&m, &mut ksm, &[&p], 2);
+    let one = m.host().memmap().folio(pfn_at(&p, 0)).grab::<Get>(1).expect("room");
+    p.madvise_pageout(pages(0, 2)).expect("mapped");
+    assert!(!one.folio().is_mapped() && one.folio().has(FolioFlags::SWAPCACHE));
+    assert!(m.host().swap().slots().evict(&one.folio().lock()), "nobody else has it");
+    let q = filled(&m, 2);
+    passes(&m, &mut ksm, &[&p, &q], 1);
+    assert!(!one.folio().is_mapped());
+    drop(one);
+    passes(&m, &mut ksm, &[&p, &q], 3);
+    assert_eq!(merged(&m, &q, 2), [0, 1]);
+    for i in 0..2 {
+        assert_eq!((p.load(page(i)), q.load(page(i))), (Ok(7), Ok(7)));
+    }
+    sound(&m, &[&p, &q]);
+}
+
 /// Rules: KSM-01, RMAP-16.
 #[test]
 fn a_page_that_somebody_holds_is_not_merged() {
