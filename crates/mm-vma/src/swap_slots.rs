@@ -150,13 +150,20 @@ impl Area {
         usize::try_from(offset).ok().and_then(|at| self.slots.get_mut(at))
     }
     fn run(&mut self, run: SlotRun) -> &mut [Slot] {
-        let first = usize::try_from(run.first.offset).unwrap_or(usize::MAX);
-        let found = first
-            .checked_add(run.nr as usize)
-            .filter(|end| *end <= self.slots.len())
-            .map(|end| first..end);
+        let found = self.known_run(run);
         debug_assert!(found.is_some(), "{run:?} is not of the device");
-        &mut self.slots[found.unwrap_or(0..0)]
+        found.unwrap_or_default()
+    }
+    /// The slots of `run`, if there are such: somebody may have read of them before the device
+    /// was taken away.
+    fn known_run(&mut self, run: SlotRun) -> Option<&mut [Slot]> {
+        let first = usize::try_from(run.first.offset).ok()?;
+        self.slots.get_mut(first..first.checked_add(run.nr as usize)?)
+    }
+    /// The slots of `run`, if entries count on all, and nobody holds one.
+    fn readable_run(&mut self, run: SlotRun) -> Option<&mut [Slot]> {
+        let readable = |s: &Slot| s.holder == Holder::None && s.count > 0;
+        self.known_run(run).filter(|slots| slots.iter().all(readable))
     }
 
     // ---- allocation
@@ -505,8 +512,7 @@ impl<L: RawLock> SwapSlots<L> {
         let nr = folio.nr_pages();
         let refs = folio.grab::<Get>(nr).map_err(|_| SwapError::TooManyEntries)?;
         let inserted = self.with(first, |area| {
-            let run = area.run(SlotRun::new(first, nr));
-            if !run.iter().all(|s| s.holder == Holder::None && s.count > 0) {
+            if area.readable_run(SlotRun::new(first, nr)).is_none() {
                 return false;
             }
             area.cache(first.offset as u32, folio.head(), nr);
@@ -648,10 +654,7 @@ impl<L: RawLock> SwapSlots<L> {
     /// If one is cached or being read, or nothing counts on it any more.
     pub fn begin_read(&self, run: SlotRun) -> Result<(), SwapError> {
         self.with(run.first, |area| {
-            let slots = area.run(run);
-            if !slots.iter().all(|s| s.holder == Holder::None && s.count > 0) {
-                return Err(SwapError::Busy);
-            }
+            let slots = area.readable_run(run).ok_or(SwapError::Busy)?;
             slots.iter_mut().for_each(|s| s.holder = Holder::Reading);
             Ok(())
         })
@@ -667,7 +670,8 @@ impl<L: RawLock> SwapSlots<L> {
     /// How many slots from the first of `run` on nothing holds.
     pub fn unheld_prefix(&self, run: SlotRun) -> u32 {
         self.with(run.first, |area| {
-            area.run(run).iter().take_while(|s| s.holder == Holder::None).count() as u32
+            let slots = area.known_run(run).unwrap_or_default();
+            slots.iter().take_while(|s| s.holder == Holder::None).count() as u32
         })
         .unwrap_or(0)
     }
@@ -677,9 +681,10 @@ impl<L: RawLock> SwapSlots<L> {
     /// Whether the pages of `run` were full of zeros when they were written.
     pub fn zeros(&self, run: SlotRun) -> Zeros {
         self.with(run.first, |area| {
-            let slots = area.run(run);
-            Zeros { full: slots.iter().all(|s| s.zero), any: slots.iter().any(|s| s.zero) }
+            let slots = area.known_run(run)?;
+            Some(Zeros { full: slots.iter().all(|s| s.zero), any: slots.iter().any(|s| s.zero) })
         })
+        .flatten()
         .unwrap_or(Zeros { full: false, any: false })
     }
     /// Notes that the pages of `run` are full of zeros, or are not.
@@ -779,6 +784,12 @@ mod tests {
         assert!(slots.free(&own.folio().lock()));
         assert!(slots.remove_closed());
         slots.reopen();
+        // Who read of a slot before finds nothing there.
+        let (stale, new) = (run(at, 1), folio(&m, 0));
+        assert_eq!(slots.begin_read(stale), Err(SwapError::Busy));
+        assert_eq!(slots.insert(at, &new.folio().lock()), Err(SwapError::Busy));
+        assert_eq!((slots.unheld_prefix(stale), slots.count(at), slots.state(at)), (0, 0, None));
+        assert!(!slots.zeros(stale).any && slots.get(m.memmap(), at).is_none());
         assert_eq!((slots.nr_free(), slots.add(&own.folio().lock())), (0, Err(SwapError::Full)));
         assert_eq!((slots.open(16), slots.nr_free()), (Ok(at.device), 16));
         assert!(added(&m, &own).offset <= 16 && slots.free(&own.folio().lock()));
