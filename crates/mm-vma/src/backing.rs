@@ -157,6 +157,13 @@ pub trait Backing: Send + Sync + Debug {
         let _ = index;
         false
     }
+    /// Calls `put`, which puts a folio of the cache where some of the `nr` pages from `first` on
+    /// are not cached, as long as the object has none of these elsewhere, and none can be brought
+    /// back or made meanwhile but in the cache. Whether it was called and returned `true`.
+    fn fill_holes(&self, first: u64, nr: u64, put: &mut dyn FnMut() -> bool) -> bool {
+        let _ = (first, nr);
+        put()
+    }
     /// The page at `index` is about to be mapped writable. Its folio is locked by
     /// the caller and in the object; it is clean for nobody once this returns.
     ///

@@ -192,14 +192,17 @@ impl<P: RmapPlatform> Block<P> {
                 _ => return Err(CollapseError::Entry(va)),
             }
         }
-        if let CollapseFor::Scan(limits) = on_behalf {
+        let max_none = match on_behalf {
             // Who waits for missing pages must go on hearing of them.
-            let max_none =
-                if vma.flags().intersects(VmaFlags::UFFD_ANY) { 0 } else { limits.max_none };
+            _ if vma.flags().intersects(VmaFlags::UFFD_ANY) => 0,
+            CollapseFor::Scan(limits) => limits.max_none,
+            CollapseFor::Caller => u32::MAX,
+        };
+        if seen.none > max_none {
+            return Err(CollapseError::TooManyNone(self.start()));
+        }
+        if let CollapseFor::Scan(limits) = on_behalf {
             let at = self.start();
-            if seen.none > max_none {
-                return Err(CollapseError::TooManyNone(at));
-            }
             if swapped.is_some_and(|(_, n)| n > limits.max_swap) {
                 return Err(CollapseError::TooManySwapped(at));
             }

@@ -6,8 +6,9 @@ use crate::object::unmap_object;
 use crate::policy::MapPolicy;
 use crate::zap::Pages;
 use alloc::vec::Vec;
+use core::ops::ControlFlow;
 use mm_arch::{Arch, Entry, Level, VirtAddr};
-use mm_folio::{FolioFlags, FolioLockGuard, FolioRef, Get};
+use mm_folio::{FileId, FolioFlags, FolioLockGuard, FolioRef, Get};
 use mm_pgtable::{Gather, LockedEntry, LockedTable};
 use mm_rmap::RmapPlatform;
 use mm_vma::{
@@ -15,10 +16,12 @@ use mm_vma::{
 };
 
 /// Replaces the folios that an object has of the aligned block of `order` around page `index`
-/// by one, with their content; holes become zeros. They are unmapped everywhere before; the
-/// next access finds the new one. Takes no mmap lock.
+/// by one, with their content; holes become zeros, but not where userfaultfd is asked for missing
+/// pages (rule COLL-01). They are unmapped everywhere before; the next access finds the new one.
+/// Takes no mmap lock.
 ///
-/// Shared memory only: the pages of a file have a store that would have to hear of it.
+/// Shared memory only: the pages of a file have a store that would have to hear of it. What is in
+/// swap has to be brought in before.
 ///
 /// # Errors
 ///
@@ -74,10 +77,13 @@ pub fn collapse_object<P: RmapPlatform>(
     if found.is_empty() {
         return Err(CollapseError::Nothing(at));
     }
+    if missing > 0 && is_asked_for(platform, cache.id(), first, nr) {
+        return Err(CollapseError::TooManyNone(at));
+    }
     unmap_object(policy, platform, cache.id(), first, nr, Pages::OfObject);
     let folio = new.folio();
     let to = folio.lock();
-    if !cache.gather(first, &locked, &to) {
+    if !object.fill_holes(first, nr, &mut || cache.gather(first, &locked, &to)) {
         return Err(CollapseError::Held(at));
     }
     drop(to);
@@ -86,6 +92,16 @@ pub fn collapse_object<P: RmapPlatform>(
     drop(found);
     platform.observer().event(Event::CollapseAlloc, u64::from(order));
     Ok(Collapsed::Now)
+}
+
+/// Whether userfaultfd hears of accesses to pages of the object that are missing.
+fn is_asked_for<P: RmapPlatform>(platform: &P, id: FileId, first: u64, nr: u64) -> bool {
+    let mut asked = false;
+    platform.file_trees().walk_range(id, first, nr, &mut |_, visit| {
+        asked |= visit.flags.contains(VmaFlags::UFFD_MISSING);
+        if asked { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    asked
 }
 
 /// Maps the folio of a PMD's size that an object has for the block around `va` by a leaf, in

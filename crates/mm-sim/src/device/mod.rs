@@ -23,6 +23,7 @@ use mm_arch::{Arch, SwapSlot};
 use mm_folio::{AllocError, FileId, FolioFlags, FolioRef, FrameBytes, Get};
 use mm_map::{Pages, evict_range, unmap_object};
 use mm_vma::{Backing, InsertError, PageCache, Platform, try_arc};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -44,12 +45,12 @@ pub trait Object<A: Arch, O: Events>: Backing {
     fn is_swapped(&self, _index: u64) -> bool {
         false
     }
-    /// Brings all pages back from swap, but for those that no device gives.
+    /// Brings the pages in `range` back from swap, but for those that no device gives.
     ///
     /// # Errors
     ///
     /// At the first that there is no memory for.
-    fn swap_back(&self) -> Result<(), FileError> {
+    fn swap_back(&self, _range: Range<u64>) -> Result<(), FileError> {
         Ok(())
     }
     /// The word at byte `offset` of page `index`, as `pread` sees it.

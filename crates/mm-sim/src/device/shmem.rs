@@ -126,11 +126,22 @@ impl<A: Arch, O: Events> Shmem<A, O> {
             let locked = own.folio().lock();
             // The device may have failed, or is not asked yet.
             let first = slots.slot_of(own.folio()).ok_or(Missed::Changed)?;
-            self.take_back(index - u64::from(run.first), first, &own)?;
+            let whole = self.take_back(index - u64::from(run.first), first, &own);
+            let page = match whole {
+                Err(Missed::Changed) if own.is_large() => self.copy_back(index, slot, &own, run)?,
+                done => done.map(|()| own.into_run(run.first))?,
+            };
             slots.free(&locked);
-            return Ok(FoundPage { page: own.into_run(run.first), major: false });
+            return Ok(FoundPage { page, major: false });
         }
+        // Not with neighbours that somebody reads already.
         let order = self.swapped().order_of(index);
+        let together = |order: &u32| {
+            let (page, nr) = (index & ((1 << order) - 1), 1 << order);
+            let first = SwapSlot { offset: slot.offset - page, ..slot };
+            slots.unheld_prefix(SlotRun::new(first, nr)) == nr
+        };
+        let order = (1..=order).rev().find(together).unwrap_or(0);
         let new = host.memmap().alloc(order).or_else(|_| host.memmap().alloc(0));
         let new = new.map_err(|_| Missed::Failed(BackingError::NoMemory))?;
         let nr = new.folio().nr_pages();
@@ -144,6 +155,21 @@ impl<A: Arch, O: Events> Shmem<A, O> {
         };
         slots.end_read(run);
         back.map(|()| FoundPage { page: new.into_run(page), major: true })
+    }
+    /// Brings one page of a folio of the swap cache back, `page` in `own`, by a copy: others of the
+    /// folio are no pages of the object any more. The caller has locked the folio.
+    fn copy_back(
+        &self,
+        index: u64,
+        slot: SwapSlot,
+        own: &FolioRef<'_, Host<A, O>, Get>,
+        page: FolioRun,
+    ) -> Result<FolioRun, Missed> {
+        let host = self.host();
+        let new = host.memmap().alloc(0).map_err(|_| Missed::Failed(BackingError::NoMemory))?;
+        host.bytes().copy(new.folio().head(), own.folio().page(page.first));
+        self.take_back(index, slot, &new)?;
+        Ok(new.into_run(0))
     }
     /// The pages from `first` on, in the slots of `run`, cannot be read: nobody gets them from
     /// now on, and the slots are free (rule SWAP-06). Whoever calls keeps the slots.
@@ -319,6 +345,10 @@ impl<A: Arch, O: Events> Backing for Shmem<A, O> {
     fn split(&self, own: FolioRun) -> (FolioRun, bool) {
         self.cache.split_held(own)
     }
+    fn fill_holes(&self, first: u64, nr: u64, put: &mut dyn FnMut() -> bool) -> bool {
+        let swapped = self.swapped();
+        !swapped.any(first, nr) && put()
+    }
     fn make_writable(&self, _: u64) -> Result<(), BackingError> {
         Ok(())
     }
@@ -334,10 +364,12 @@ impl<A: Arch, O: Events> Object<A, O> for Shmem<A, O> {
     fn is_swapped(&self, index: u64) -> bool {
         self.swapped().slot(index).is_some()
     }
-    fn swap_back(&self) -> Result<(), FileError> {
+    fn swap_back(&self, range: Range<u64>) -> Result<(), FileError> {
         loop {
-            let first = self.swapped().first_from(0);
-            let Some((index, _)) = first else { return Ok(()) };
+            let first = self.swapped().first_from(range.start);
+            let Some((index, _)) = first.filter(|(index, _)| range.contains(index)) else {
+                return Ok(());
+            };
             match self.get_or_make(index, || OrderSet::EMPTY) {
                 Ok(found) => drop(self.host().memmap().adopt_run::<Get>(found.page)),
                 // Who touches it will hear of it.

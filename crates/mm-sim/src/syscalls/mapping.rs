@@ -176,6 +176,9 @@ impl<A: Arch, O: Events> Process<A, O> {
         };
         if let Some((id, index)) = shown {
             let object = self.host().objects().find(id).ok_or(CollapseError::NotAllowed(va))?;
+            let first = index >> order << order;
+            // What is not had back is in the way.
+            let _ = object.swap_back(first..first + (1 << order));
             collapse_object(&policy, &*object, object.cache(), index, order, caller)?;
             // Mapped by faults where that does not go.
             if order == A::order(Level::Pmd) {

@@ -59,7 +59,7 @@ impl<A: Arch, O: Events> Host<A, O> {
             swap_back(&policy, &process.mm().read())?;
         }
         for object in self.objects().alive() {
-            object.swap_back()?;
+            object.swap_back(0..u64::MAX)?;
         }
         // What is in memory only keeps its slots.
         for state in self.swap().slots().in_use() {

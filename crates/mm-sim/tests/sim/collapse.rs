@@ -3,10 +3,10 @@
 use crate::common::*;
 use mm_arch::{Entry, Level};
 use mm_fault::ShmemMode;
-use mm_map::CollapseError;
+use mm_map::{CollapseError, UffdMode};
 use mm_pgtable::LockedEntry;
 use mm_sim::*;
-use mm_vma::{Platform, RssKind, VmaFlags};
+use mm_vma::{Backing, Platform, RssKind, VmaFlags};
 
 fn machine() -> M {
     machine_of(64)
@@ -85,6 +85,29 @@ fn every_whole_block_of_a_range_is_collapsed() {
     p.exit();
 }
 
+/// Whoever waits for missing pages goes on hearing of them, even if the owner asks for large
+/// folios.
+///
+/// Rules: COLL-01, UFFD-01.
+#[test]
+fn what_userfaultfd_is_asked_for_is_not_filled() {
+    let m = machine();
+    let p = m.spawn().expect("process");
+    p.mmap_anon(pages(0, 512), RW).expect("mmap");
+    p.uffd_register(pages(0, 512), UffdMode::MISSING).expect("registered");
+    for i in (0..512).filter(|i| *i != 7) {
+        p.store(page(i), 1).expect("store");
+    }
+    p.take_user_faults();
+    assert!(matches!(p.collapse(pages(0, 512)), Err(CollapseError::TooManyNone(_))));
+    p.collapse_to(pages(8, 8), 3).expect("all of it is there");
+    assert_eq!(p.load(page(7)), Ok(0));
+    assert_eq!(p.take_user_faults().len(), 1);
+    p.exit();
+    m.settle();
+    assert_eq!(leaks(&m), []);
+}
+
 /// Rules: COLL-01, COLL-04, S-KH5.
 #[test]
 fn pages_in_swap_are_brought_in_first() {
@@ -103,6 +126,44 @@ fn pages_in_swap_are_brought_in_first() {
     m.settle();
     assert_eq!(audit(&m, [&p], []), []);
     p.exit();
+    m.settle();
+    assert_eq!(leaks(&m), []);
+}
+
+/// What an object has in swap is no hole, and a hole that userfaultfd is asked for stays one.
+///
+/// Rules: COLL-01, COLL-04, UFFD-01.
+#[test]
+fn objects_are_collapsed_with_what_they_have_in_swap() {
+    let m = machine();
+    m.host().swap().add::<A>(4096).expect("memory");
+    let o = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Never), 0).expect("memory");
+    o.write(0, 14, &|index, _| 0xf00 + index).expect("written");
+    o.truncate(32);
+    let p = m.spawn().expect("process");
+    p.mmap_object(pages(0, 32), RW | VmaFlags::SHARED, o.clone(), 0).expect("mapped");
+    (0..14).for_each(|i| assert_eq!(p.load(page(i)), Ok(0xf00 + i)));
+    p.madvise_pageout(pages(3, 2)).expect("mapped");
+    assert!(o.is_swapped(3) && o.is_swapped(4));
+    p.uffd_register(pages(0, 8), UffdMode::MISSING).expect("registered");
+    p.collapse_to(pages(0, 8), 3).expect("nothing of it is missing");
+    p.madvise_pageout(pages(9, 1)).expect("mapped");
+    m.host().swap().fail_read_after(Some(0));
+    assert!(p.collapse_to(pages(8, 8), 3).is_err(), "a page cannot be had");
+    assert_eq!(o.read(9, 0), Err(FileError::Io));
+    o.punch(9, 1);
+    p.uffd_register(pages(16, 1), UffdMode::MISSING).expect("registered");
+    o.write(17, 7, &|index, _| 0xf00 + index).expect("written");
+    assert!(matches!(p.collapse_to(pages(16, 8), 3), Err(CollapseError::TooManyNone(_))));
+    assert!(o.is_missing(16));
+    p.collapse_to(pages(8, 8), 3).expect("holes are no matter here");
+    let words: Vec<_> = (0..16).map(|i| p.load(page(i)).expect("a page")).collect();
+    let expected = |i: u64| if i == 9 || i > 13 { 0 } else { 0xf00 + i };
+    assert_eq!(words, (0..16).map(expected).collect::<Vec<_>>());
+    assert_eq!((order_at(&m, &p, 0), order_at(&m, &p, 8)), (3, 3));
+    m.settle();
+    assert_eq!(audit(&m, [&p], []), []);
+    drop((p, o));
     m.settle();
     assert_eq!(leaks(&m), []);
 }

@@ -211,6 +211,42 @@ fn a_page_on_its_way_out_is_taken_back() {
     sound(&m, &[&p]);
 }
 
+/// A folio of the swap cache, some of whose pages are no pages of the object any more, gives
+/// the others back all the same; and so do slots beside one that was read ahead.
+///
+/// Rules: SWPI-03, SWAP-04, MADV-09.
+#[test]
+fn parts_of_a_folio_come_back_from_swap() {
+    let m = machine();
+    let o = Shmem::new(m.host(), ShmemKind::Mounted(ShmemMode::Always), 0).expect("memory");
+    o.write(0, 4, &|index, _| 200 + index).expect("memory");
+    o.write(4, 4, &|index, _| 200 + index).expect("memory");
+    let p = m.spawn().expect("process");
+    p.mmap_object(pages(0, 8), RW | VmaFlags::SHARED, o.clone(), 0).expect("mmap");
+    let run = o.cached(0).expect("cached");
+    let own: FolioRef<'_, _, Get> = m.host().memmap().adopt_run(run);
+    assert_eq!(own.folio().nr_pages(), 4);
+    let locked = own.folio().lock();
+    assert!(o.move_to_swap(0), "it stays in the cache");
+    drop((locked, own));
+    assert!(object_out(&m, &o, 5), "it does not");
+    o.punch(1, 1);
+    assert_eq!((o.read(1, 0), p.load(page(0)), p.load(page(3))), (Ok(0), Ok(200), Ok(203)));
+    sound(&m, &[&p]);
+    p.store(page(2), 9).expect("store");
+    assert_eq!((nr_cached(&m), free(&m)), (0, SLOTS - 4));
+    p.madvise_willneed(pages(6, 1)).expect("mapped");
+    assert_eq!(nr_cached(&m), 1);
+    for (i, word) in (0..8).zip([200, 0, 9, 203, 204, 205, 206, 207]) {
+        assert_eq!(p.load(page(i)), Ok(word));
+    }
+    assert_eq!((nr_cached(&m), free(&m)), (0, SLOTS));
+    sound(&m, &[&p]);
+    drop((p, o));
+    m.settle();
+    assert_eq!((leaks(&m), free(&m)), (vec![], SLOTS));
+}
+
 /// Rules: SWAP-01.
 #[test]
 fn without_room_nothing_goes_out() {
