@@ -1,433 +1,297 @@
-//! One thread: what it does, and what it knows of the words that are its own.
+//! One thread: what it knows of its memory, and what it does next.
 
-use mm_arch::{Arch, Rights, VirtAddr, VirtRange};
-use mm_folio::{FolioRef, Get};
-use mm_gup::GupFlags;
-use mm_map::{Advice, LockWhen};
-use mm_reclaim::{LruList, Passed, ReclaimOf, ReclaimPlatform, Shrink, shrink_folios};
-use mm_sim::{AccessError, EventCounts, Host, Object, Pinned, Process};
-use mm_vma::{Platform, VmaFlags};
+use crate::children::Child;
+use crate::known::{Got, Known, load, store};
+use crate::pins::Held;
+use crate::random::Random;
+use crate::region::{CUT, Region};
+use crate::world::{Tally, World};
+use mm_arch::{Arch, VirtAddr};
+use mm_fault::UserFault;
+use mm_sim::{EventCounts, Host, Object, Process};
 use std::sync::Arc;
 
-/// Pages of each region.
-pub const PAGES: u64 = 256;
-const PAGE: u64 = 4096;
-const RIGHTS: VmaFlags = VmaFlags::READ.union(VmaFlags::WRITE);
-/// How often an access is tried again that others were in the way of.
-const PATIENCE: usize = 100_000;
-
-type Objects<A> = [Arc<dyn Object<A, EventCounts>>];
-
-/// Marsaglia's, behind a mixer that makes neighbouring seeds unlike.
-pub struct Random(u64);
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        let mixed = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        Random((mixed ^ mixed >> 29) | 1)
-    }
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-    pub fn below(&mut self, n: u64) -> u64 {
-        (self.next() >> 16) % n
-    }
-    /// Some of the pages of a region: first, number.
-    fn pages(&mut self, most: u64) -> (u64, u64) {
-        let first = self.below(PAGES);
-        (first, 1 + self.below(most.min(PAGES - first)))
-    }
+pub struct Worker<'w, A: Arch> {
+    pub me: usize,
+    pub world: &'w World<A>,
+    pub random: Random,
+    pub done: Tally,
+    pub held: Vec<Held<A>>,
+    pub children: Vec<Child<A>>,
+    /// How many pages the objects have that the thread cuts.
+    pub sizes: [u64; Region::CUT.len()],
+    /// The device of its file fails for some pages.
+    pub device_fails: bool,
+    known: [Vec<Known>; Region::ALL.len()],
+    values: u64,
 }
 
-/// What is mapped where, in every process.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Region {
-    /// A file that all processes share.
-    File,
-    /// Shared memory of all processes.
-    Shmem,
-    /// Memory of its own.
-    Anon,
-    /// Memory of its own that it gives up now and then.
-    Free,
-}
+/// An operation, and how often it comes.
+type Operation<'w, A> = (u64, fn(&mut Worker<'w, A>) -> Result<(), String>);
 
-impl Region {
-    const ALL: [Region; 4] = [Region::File, Region::Shmem, Region::Anon, Region::Free];
-    fn va(self, page: u64) -> VirtAddr {
-        VirtAddr::new(0x1_0000_0000 + ((self as u64) << 24) + page * PAGE)
-    }
-    fn range(self, (first, nr): (u64, u64)) -> VirtRange {
-        VirtRange::units(self.va(first), nr, 12).expect("inside of user space")
-    }
-}
+impl<'w, A: Arch> Worker<'w, A> {
+    const OPERATIONS: [Operation<'w, A>; 38] = [
+        (60, Self::access),
+        (12, Self::pin),
+        (12, Self::unpin),
+        (10, Self::fork),
+        (10, Self::forget_child),
+        // Of the mapping.
+        (8, Self::give_up),
+        (8, Self::drop_now),
+        (8, Self::keep),
+        (8, Self::protect),
+        (8, Self::map_anew),
+        (12, Self::move_mapping),
+        (6, Self::fill_hole),
+        (4, Self::make_hole),
+        (4, Self::begin_tracking),
+        // Userfaultfd.
+        (12, Self::mark),
+        (4, Self::unmark),
+        (3, Self::register_anew),
+        (8, Self::fill),
+        (8, Self::move_pages),
+        (6, Self::empty),
+        // Objects.
+        (8, Self::write_file),
+        (6, Self::cut),
+        (6, Self::punch),
+        (6, Self::write_object),
+        (4, Self::fail_device),
+        (10, Self::look_at_others),
+        // Others' pages.
+        (30, Self::page_out),
+        (24, Self::shrink),
+        (8, Self::collapse),
+        (6, Self::merge),
+        (3, Self::unmerge),
+        (12, Self::migrate),
+        (8, Self::split),
+        (4, Self::hint),
+        (4, Self::read_ahead),
+        (2, Self::fail_read),
+        (1, Self::swap_off),
+        (4, Self::do_wrong),
+    ];
 
-/// Maps the regions of a process.
-pub fn map_all<A: Arch>(process: &Process<A>, objects: &Objects<A>) -> Result<(), String> {
-    for (region, object) in Region::ALL.into_iter().zip(objects) {
-        let (range, shared) = (region.range((0, PAGES)), RIGHTS | VmaFlags::SHARED);
-        process.mmap_object(range, shared, object.clone(), 0).map_err(|e| e.to_string())?;
+    pub fn new(me: usize, world: &'w World<A>, random: Random) -> Self {
+        let mut known = Region::ALL.map(|r| vec![Known::default(); r.pages() as usize]);
+        known[Region::Filled as usize].iter_mut().for_each(|page| page.missing = true);
+        Worker {
+            me,
+            world,
+            random,
+            done: Tally::default(),
+            held: Vec::new(),
+            children: Vec::new(),
+            sizes: [CUT; Region::CUT.len()],
+            device_fails: false,
+            known,
+            values: 0,
+        }
     }
-    for region in [Region::Anon, Region::Free] {
-        let range = region.range((0, PAGES));
-        process.mmap_anon(range, RIGHTS).map_err(|e| e.to_string())?;
+    pub fn own(&self) -> &'w Process<A> {
+        &self.world.processes[self.me]
     }
-    Ok(())
-}
-
-/// What a word of the thread's own may hold.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Word {
-    value: u64,
-    /// It was given up: zero is right, too.
-    or_zero: bool,
-}
-
-/// A child, and what its private memory was at the fork.
-struct Child<A: Arch> {
-    process: Process<A>,
-    anon: Vec<Word>,
-    /// What the parent gives up later is the child's as before.
-    free: Vec<Word>,
-}
-
-pub struct Worker<'m, A: Arch> {
-    me: usize,
-    processes: &'m [Process<A>],
-    objects: &'m Objects<A>,
-    random: Random,
-    stored: u64,
-    words: [Vec<Word>; Region::ALL.len()],
-    held: Vec<(Region, u64, Pinned<A>)>,
-    children: Vec<Child<A>>,
-    /// Pages that were pinned.
-    pub pins: u64,
-    /// Children that were made.
-    pub forks: u64,
-}
-
-impl<'m, A: Arch> Worker<'m, A> {
-    pub fn new(
-        me: usize,
-        processes: &'m [Process<A>],
-        objects: &'m Objects<A>,
-        random: Random,
-    ) -> Self {
-        let words = Region::ALL.map(|_| vec![Word::default(); PAGES as usize]);
-        let (held, children) = (Vec::new(), Vec::new());
-        let (stored, pins, forks) = (0, 0, 0);
-        Worker { me, processes, objects, random, stored, words, held, children, pins, forks }
-    }
-    fn own(&self) -> &'m Process<A> {
-        &self.processes[self.me]
-    }
-    fn host(&self) -> &'m Host<A> {
+    pub fn host(&self) -> &'w Host<A> {
         self.own().host()
     }
-    /// Where the thread's word of a page is.
-    fn offset(&self, page: u64) -> u64 {
-        (page % 100 * self.processes.len() as u64 + self.me as u64) * 8
+    pub fn object(&self, region: Region) -> Option<&'w Arc<dyn Object<A, EventCounts>>> {
+        self.world.object(region, self.me)
     }
-    fn at(&self, region: Region, page: u64) -> VirtAddr {
-        VirtAddr::new(region.va(page).get() + self.offset(page))
+    /// Where the word of thread `of` is in a page. Those that move take it along, and equal pages
+    /// have theirs in one place.
+    pub fn offset_of(region: Region, page: u64, of: usize) -> u64 {
+        let (page, of) = match region {
+            Region::Moving | Region::Filled => (0, of),
+            // The same in all mappings of an object.
+            Region::CutFile | Region::CutShmem | Region::Copied => (page % CUT, of),
+            Region::Merged => (page, 0),
+            _ => (page, of),
+        };
+        (page % 100 * crate::THREADS as u64 + of as u64) * 8
     }
-    fn word(&mut self, region: Region, page: u64) -> &mut Word {
-        &mut self.words[region as usize][page as usize]
+    pub fn offset(&self, region: Region, page: u64) -> u64 {
+        Self::offset_of(region, page, self.me)
     }
-    fn value(&mut self) -> u64 {
-        self.stored += 1;
-        (self.me as u64 + 1) << 48 | self.stored
+    pub fn at(&self, region: Region, page: u64) -> VirtAddr {
+        VirtAddr::new(region.va(page).get() + self.offset(region, page))
+    }
+    pub fn known(&mut self, region: Region, page: u64) -> &mut Known {
+        &mut self.known[region as usize][page as usize]
+    }
+    pub fn all_known(&mut self, region: Region) -> &mut Vec<Known> {
+        &mut self.known[region as usize]
+    }
+    /// A word that no other page ever has, but for those that shall be equal.
+    pub fn value(&mut self, region: Region, page: u64) -> u64 {
+        if region == Region::Merged {
+            return self.random.below(3);
+        }
+        self.values += 1;
+        self.values | Self::tag(region, page, self.me)
+    }
+    /// What all words of thread `of` on a page have in common, above 32 bits.
+    pub fn tag(region: Region, page: u64, of: usize) -> u64 {
+        page << 32 | (region as u64) << 48 | (of as u64 + 1) << 56
+    }
+    /// Any page of `region` that is the thread's own.
+    pub fn any_page(&mut self, region: Region) -> u64 {
+        match region {
+            Region::CutFile | Region::CutShmem => self.me as u64 * CUT + self.random.below(CUT),
+            _ => self.random.below(region.pages()),
+        }
+    }
+    pub fn any_pages(&mut self, region: Region, most: u64) -> (u64, u64) {
+        self.random.pages(region.pages(), most)
     }
 
     /// Does something.
     pub fn operate(&mut self) -> Result<(), String> {
-        match self.random.below(26) {
-            0..6 => self.access(Region::Anon),
-            6..8 => self.access(Region::File),
-            8..10 => self.access(Region::Shmem),
-            10 => self.access(Region::Free),
-            11 => self.give_up(),
-            12 => self.pin(),
-            13 => self.unpin(),
-            14 => self.fork(),
-            15 => self.forget_child(),
-            16 => self.write_file(),
-            17 => self.protect(),
-            18 => self.map_anew(),
-            19 => self.drop_now(),
-            20 => self.keep(),
-            21 | 22 => {
-                self.shrink();
-                Ok(())
-            }
-            _ => {
-                self.page_out();
-                Ok(())
+        let all = Self::OPERATIONS.iter().map(|(weight, _)| *weight).sum();
+        let mut at = self.random.below(all);
+        for (weight, operation) in Self::OPERATIONS {
+            match at.checked_sub(weight) {
+                Some(rest) => at = rest,
+                None => return operation(self),
             }
         }
+        Ok(())
     }
     /// Loads a word that is known, and stores another one, or not.
-    fn access(&mut self, region: Region) -> Result<(), String> {
-        let page = self.random.below(PAGES);
+    fn access(&mut self) -> Result<(), String> {
+        let region = self.random.one_of(&Region::ALL);
+        let page = self.any_page(region);
         self.check(region, page)?;
-        if self.random.below(3) > 0 {
-            let value = self.value();
-            store(self.own(), self.at(region, page), value)?;
-            *self.word(region, page) = Word { value, or_zero: false };
-        }
-        Ok(())
-    }
-    fn check(&mut self, region: Region, page: u64) -> Result<(), String> {
-        let (process, at) = (self.own(), self.at(region, page));
-        let word = self.word(region, page);
-        *word = expect(process, at, *word).map_err(|e| format!("{region:?}: {e}"))?;
-        Ok(())
-    }
-    fn give_up(&mut self) -> Result<(), String> {
-        let (first, nr) = self.random.pages(32);
-        let range = Region::Free.range((first, nr));
-        self.own().madvise_free(range).map_err(|e| format!("MADV_FREE: {e}"))?;
-        for page in first..first + nr {
-            self.word(Region::Free, page).or_zero = true;
-        }
-        Ok(())
+        if self.random.below(3) > 0 { self.change(region, page) } else { Ok(()) }
     }
 
-    /// What is dropped at once reads as zero.
-    fn drop_now(&mut self) -> Result<(), String> {
-        let (first, nr) = self.random.pages(8);
-        let range = Region::Free.range((first, nr));
-        self.own().madvise(range, Advice::DontNeed).map_err(|e| format!("DONTNEED: {e}"))?;
-        for page in first..first + nr {
-            *self.word(Region::Free, page) = Word::default();
-        }
-        self.check(Region::Free, first)
+    /// Loads the thread's word of a page.
+    pub fn check(&mut self, region: Region, page: u64) -> Result<(), String> {
+        let at = self.at(region, page);
+        let got = load(self.own(), at)?;
+        self.judge(region, page, got).map_err(|e| format!("{region:?} page {page}: {e}"))?;
+        self.hear(matches!(got, Got::Done(_)).then_some((region, page)), false)
     }
-    /// Keeps pages in memory for a while.
-    fn keep(&mut self) -> Result<(), String> {
-        let (first, nr) = self.random.pages(16);
-        let range = Region::Anon.range((first, nr));
-        // There may be no memory for all of them.
-        let _ = self.own().mlock(range, LockWhen::Now);
-        self.check(Region::Anon, first)?;
-        self.own().munlock(range).map_err(|e| format!("munlock: {e}"))
-    }
-
-    /// A device takes pages and writes to them.
-    fn pin(&mut self) -> Result<(), String> {
-        let region = Region::ALL[self.random.below(3) as usize];
-        let (first, nr) = self.random.pages(20);
-        // Reclaim may be in the way of every attempt: that is no fault.
-        let Ok(mut pinned) = self.own().pin(region.va(first), nr as usize, GupFlags::WRITE) else {
-            return Ok(());
+    /// Stores another one.
+    pub fn change(&mut self, region: Region, page: u64) -> Result<(), String> {
+        let (at, value) = (self.at(region, page), self.value(region, page));
+        let got = match store(self.own(), at, value)? {
+            Got::Done(()) => {
+                self.note(region, page, value);
+                Got::Done(value)
+            }
+            Got::Bus => Got::Bus,
+            Got::Segv => Got::Segv,
         };
-        pinned.dirty_at_end();
-        self.pins += nr;
-        for k in 0..nr {
-            let value = self.value();
-            pinned.store(k as usize, self.offset(first + k) as usize, value);
-            *self.word(region, first + k) = Word { value, or_zero: false };
-        }
-        self.held.push((region, first, pinned));
-        if self.held.len() > 4 { self.unpin() } else { Ok(()) }
+        self.judge(region, page, got).map_err(|e| format!("{region:?} page {page}: {e}"))?;
+        self.hear(matches!(got, Got::Done(_)).then_some((region, page)), true)
     }
-    /// A device and a CPU see the same, from the first to the last.
-    fn unpin(&mut self) -> Result<(), String> {
-        if self.held.is_empty() {
-            return Ok(());
+    /// The page was stored to, by a CPU or a device.
+    pub fn note(&mut self, region: Region, page: u64, value: u64) {
+        let known = self.known(region, page);
+        *known = Known { value, or_zero: false, stored: true, lost: false, copied: true, ..*known };
+    }
+    /// Whether that is what an access may come to.
+    fn judge(&mut self, region: Region, page: u64, got: Got<u64>) -> Result<(), String> {
+        if Region::CUT.contains(&region) || region == Region::Copied {
+            return self.judge_cut(region, page, got);
         }
-        let at = self.random.below(self.held.len() as u64) as usize;
-        let (region, first, pinned) = self.held.swap_remove(at);
-        for k in 0..pinned.nr_pages() as u64 {
-            let page = first + k;
-            self.check(region, page)?;
-            let seen = pinned.load(k as usize, self.offset(page) as usize);
-            let expected = self.word(region, page).value;
-            if seen != Some(expected) {
-                return Err(format!(
-                    "{region:?} page {page}: a pin has {seen:?}, not {expected:#x}"
-                ));
+        let reads_fail = self.world.reads_fail;
+        let known = self.known(region, page);
+        match got {
+            Got::Segv if known.hole => Ok(()),
+            Got::Segv => Err(format!("a signal, not {known:x?}")),
+            _ if known.hole => Err(format!("{got:x?}, where nothing is mapped")),
+            Got::Done(got) => {
+                known.lost = false;
+                known.judge(got)
+            }
+            Got::Bus if reads_fail => self.lose(region, page),
+            Got::Bus => Err(format!("it is lost, not {known:x?}")),
+        }
+    }
+    /// No device gives the page.
+    pub fn lose(&mut self, region: Region, page: u64) -> Result<(), String> {
+        let before = std::mem::replace(&mut self.known(region, page).lost, true);
+        // One merged page may be many.
+        if before || region == Region::Merged { Ok(()) } else { self.world.lose() }
+    }
+
+    /// What userfaultfd was asked is what it had to be asked, and all of it: `touched` was
+    /// loaded or stored to.
+    pub fn hear(&mut self, touched: Option<(Region, u64)>, stored: bool) -> Result<(), String> {
+        for asked in self.own().take_user_faults() {
+            let known = Region::at(asked.va).map(|(region, page)| self.known(region, page));
+            let expected = match (asked.kind, known) {
+                (UserFault::Wp, Some(known)) => std::mem::take(&mut known.protected),
+                (UserFault::Missing { .. }, Some(known)) => std::mem::take(&mut known.missing),
+                _ => false,
+            };
+            if !expected {
+                return Err(format!("userfaultfd is asked for nothing: {asked:?}"));
             }
         }
-        Ok(())
-    }
-
-    fn fork(&mut self) -> Result<(), String> {
-        if self.children.len() >= 2 {
-            self.forget_child()?;
-        }
-        let Ok(mut process) = self.own().fork() else { return Ok(()) };
-        process.run_on(self.random.below(self.processes.len() as u64) as usize);
-        self.forks += 1;
-        let mut anon = self.words[Region::Anon as usize].clone();
-        for _ in 0..8 {
-            let page = self.random.below(PAGES);
-            let (at, word) = (self.at(Region::Anon, page), &mut anon[page as usize]);
-            expect(&process, at, *word).map_err(|e| format!("a child: {e}"))?;
-            *word = Word { value: self.value(), or_zero: false };
-            store(&process, at, word.value)?;
-            // The parent's is another one.
-            self.check(Region::Anon, page)?;
-        }
-        let free = self.words[Region::Free as usize].clone();
-        self.children.push(Child { process, anon, free });
-        Ok(())
-    }
-    fn forget_child(&mut self) -> Result<(), String> {
-        let Some(child) = self.children.pop() else { return Ok(()) };
-        for (region, words) in [(Region::Anon, &child.anon), (Region::Free, &child.free)] {
-            for (page, word) in (0..PAGES).zip(words) {
-                let at = self.at(region, page);
-                expect(&child.process, at, *word).map_err(|e| format!("an old child: {e}"))?;
-            }
+        let Some((region, page)) = touched else { return Ok(()) };
+        let known = *self.known(region, page);
+        if known.missing || stored && known.protected {
+            return Err(format!("{region:?} page {page}: userfaultfd was not asked: {known:x?}"));
         }
         Ok(())
     }
 
-    fn write_file(&mut self) -> Result<(), String> {
-        let file = &self.objects[Region::File as usize];
-        file.sync().map_err(|e| format!("fsync: {e}"))?;
-        file.forget_clean();
-        let page = self.random.below(PAGES);
-        let (got, word) =
-            (file.read(page, self.offset(page) as usize), self.word(Region::File, page));
-        if got != Ok(word.value) {
-            return Err(format!("the file has {got:?} on page {page}, not {:#x}", word.value));
-        }
-        Ok(())
-    }
-    /// What may not be stored to is not, and what may be is.
-    fn protect(&mut self) -> Result<(), String> {
-        let (first, nr) = self.random.pages(32);
-        let range = Region::Anon.range((first, nr));
-        self.own().mprotect(range, Rights::READ).map_err(|e| format!("mprotect: {e}"))?;
-        let page = first + self.random.below(nr);
-        let at = self.at(Region::Anon, page);
-        if store(self.own(), at, u64::MAX).is_ok() {
-            return Err(format!("a store to {at}, which is read-only"));
-        }
-        let both = Rights::READ | Rights::WRITE;
-        self.own().mprotect(range, both).map_err(|e| format!("mprotect: {e}"))
-    }
-    /// Memory that is mapped anew is empty.
-    fn map_anew(&mut self) -> Result<(), String> {
-        while !self.held.is_empty() {
-            self.unpin()?;
-        }
-        let (first, nr) = self.random.pages(24);
-        let range = Region::Anon.range((first, nr));
-        self.own().munmap(range).map_err(|e| format!("munmap: {e}"))?;
-        self.own().mmap_anon(range, RIGHTS).map_err(|e| format!("mmap: {e}"))?;
-        for page in first..first + nr {
-            *self.word(Region::Anon, page) = Word::default();
-        }
-        self.check(Region::Anon, first)
-    }
-
-    /// Reclaims some pages of a process, its own or another.
-    fn page_out(&mut self) {
-        let processes = self.processes;
-        let process = &processes[self.random.below(processes.len() as u64) as usize];
-        let region = Region::ALL[self.random.below(4) as usize];
-        let range = region.range(self.random.pages(64));
-        // Mappings come and go: a hole is no fault.
-        let _ = if self.random.below(4) == 0 {
-            process.madvise_cold(range)
-        } else {
-            process.madvise_pageout(range)
-        };
-    }
-    /// Reclaims what has been on a list for long.
-    fn shrink(&mut self) {
-        let host = self.host();
-        let lists = [
-            LruList::InactiveAnon,
-            LruList::InactiveFile,
-            LruList::ActiveAnon,
-            LruList::ActiveFile,
-        ];
-        let list = lists[self.random.below(4) as usize];
-        if self.random.below(8) == 0 {
-            // What cannot be written stays.
-            host.swap().fail_write_after(Some(self.random.below(16)));
-        }
-        let nr = 1 + self.random.below(64);
-        let mut isolated: Vec<FolioRef<'_, Host<A>, Get>> = Vec::new();
-        host.lru().isolate(
-            host.memmap(),
-            list,
-            nr,
-            &mut Passed::default(),
-            &mut |_| true,
-            &mut |own| isolated.push(own),
-        );
-        let shrink = Shrink {
-            policy: host.policy().unmap,
-            of: ReclaimOf::Everybody,
-            ignore_references: self.random.below(2) == 0,
-            may_unmap: self.random.below(8) > 0,
-        };
-        let mut isolated = isolated.into_iter();
-        let _ = shrink_folios(&shrink, host, || isolated.next());
-    }
-
-    /// Gives everything back but the memory.
+    /// Gives everything back but the memory, and looks at all marks.
     pub fn end(&mut self) -> Result<(), String> {
-        while !self.held.is_empty() {
-            self.unpin()?;
-        }
+        self.unpin_all()?;
         while !self.children.is_empty() {
             self.forget_child()?;
         }
-        Ok(())
+        self.begin_tracking()?;
+        for region in [Region::Marked, Region::MarkedShmem, Region::Filled] {
+            for page in 0..region.pages() {
+                self.change(region, page)?;
+            }
+        }
+        self.let_device_work()
     }
     /// Reads every word once more, by each process that should see it.
-    pub fn check_all(mut self) -> Result<Self, String> {
+    pub fn check_all(&mut self) -> Result<(), String> {
         for region in Region::ALL {
-            for page in 0..PAGES {
+            let cut = Region::CUT.contains(&region);
+            let pages = if cut {
+                let first = self.me as u64 * CUT;
+                first..first + CUT
+            } else {
+                0..region.pages()
+            };
+            for page in pages {
                 self.check(region, page)?;
-                let word = *self.word(region, page);
-                if let Some(object) = self.objects.get(region as usize) {
-                    for process in self.processes {
-                        expect(process, self.at(region, page), word)?;
-                    }
-                    let kept = object.peek(page, self.offset(page) as usize);
-                    if kept != word.value {
-                        return Err(format!(
-                            "{region:?} has {kept:#x} on page {page}, not {word:?}"
-                        ));
-                    }
+                if Region::SHARED.contains(&region) {
+                    self.check_shared(region, page)?;
                 }
             }
         }
-        Ok(self)
+        Ok(())
     }
-}
-
-/// Loads a word; what is known of it now.
-fn expect<A: Arch>(process: &Process<A>, at: VirtAddr, word: Word) -> Result<Word, String> {
-    let got = patiently(|| process.load(at))?;
-    if got == word.value {
-        Ok(word)
-    } else if word.or_zero && got == 0 {
-        Ok(Word::default())
-    } else {
-        Err(format!("{at} holds {got:#x}, not {word:?}"))
-    }
-}
-fn store<A: Arch>(process: &Process<A>, at: VirtAddr, value: u64) -> Result<(), String> {
-    patiently(|| process.store(at, value))
-}
-/// An access that somebody else reclaims the page of again and again is made again.
-fn patiently<R>(mut access: impl FnMut() -> Result<R, AccessError>) -> Result<R, String> {
-    for _ in 0..PATIENCE {
-        match access() {
-            Ok(r) => return Ok(r),
-            Err(AccessError::Stuck(_) | AccessError::NoMemory(_)) => std::thread::yield_now(),
-            Err(e) => return Err(e.to_string()),
+    /// All processes see the word, and the object has it.
+    fn check_shared(&mut self, region: Region, page: u64) -> Result<(), String> {
+        let (at, known) = (self.at(region, page), *self.known(region, page));
+        for process in &self.world.processes {
+            let got = load(process, at)?;
+            if got != Got::Done(known.value) && !known.lost {
+                return Err(format!(
+                    "{region:?} page {page}: somebody has {got:x?}, not {known:x?}"
+                ));
+            }
         }
+        let Some(object) = self.object(region).filter(|_| !known.lost) else { return Ok(()) };
+        let kept = object.peek(page, self.offset(region, page) as usize);
+        if kept != known.value {
+            return Err(format!(
+                "{region:?} page {page}: the object has {kept:#x}, not {known:x?}"
+            ));
+        }
+        Ok(())
     }
-    Err("an access that never succeeds".to_owned())
 }
