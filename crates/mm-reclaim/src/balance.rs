@@ -26,8 +26,13 @@ use mm_vma::{SwapSpace, VmaFlags};
 
 /// Rounds that look at parts of the lists before the one that looks at all.
 const ROUNDS: u32 = 12;
-/// Pages that are isolated at once (rule RECL-13).
+/// Pages that are isolated at once (rule RECL-13); folios at most, where it may be more pages.
 const AT_ONCE: u64 = 32;
+/// Pages that are isolated at once at most, where neighbours are unmapped together: as many as
+/// one table often maps.
+const MORE_AT_ONCE: u64 = 512;
+/// The part of what is wanted that is taken from one list at once: so the weights hold.
+const PART: u64 = 8;
 const GIB: u64 = 1 << 30;
 
 /// What memory is looked for.
@@ -51,6 +56,16 @@ struct Kind {
 const ANON: Kind = Kind { inactive: LruList::InactiveAnon, active: LruList::ActiveAnon };
 const FILE: Kind = Kind { inactive: LruList::InactiveFile, active: LruList::ActiveFile };
 
+impl Balance<'_> {
+    /// Pages to isolate at once if so many more are wanted.
+    fn step(&self, wanted: u64) -> u64 {
+        match self.policy {
+            UnmapPolicy::All => (wanted / PART).clamp(AT_ONCE, MORE_AT_ONCE),
+            _ => AT_ONCE,
+        }
+    }
+}
+
 /// Reclaims about `nr_pages` pages of memory that is least used; how many it were. May be
 /// more: what was begun is finished.
 pub fn shrink_lists<P: ReclaimPlatform>(balance: &Balance<'_>, platform: &P, nr_pages: u64) -> u64 {
@@ -59,16 +74,17 @@ pub fn shrink_lists<P: ReclaimPlatform>(balance: &Balance<'_>, platform: &P, nr_
     for round in (0..=ROUNDS).rev() {
         let mut left = scans.each_ref().map(|scan| scan.share(round));
         while reclaimed < nr_pages && left.iter().any(|left| *left > 0) {
+            let step = balance.step(nr_pages - reclaimed);
             for (scan, left) in scans.iter_mut().zip(&mut left) {
-                let nr = AT_ONCE.min(*left);
+                let nr = step.min(*left);
                 if nr == 0 {
                     continue;
                 }
                 scan.age(nr);
-                let (looked_at, got) = scan.reclaim(nr);
+                let Looked { looked_at, at_end, got } = scan.reclaim(nr);
                 reclaimed += got;
                 // At its end: not again in this round.
-                *left = if looked_at < nr { 0 } else { *left - nr };
+                *left = if at_end { 0 } else { *left - looked_at.min(nr) };
             }
         }
         if reclaimed >= nr_pages {
@@ -86,6 +102,15 @@ struct Scan<'b, 'g, 'p, P: ReclaimPlatform> {
     kind: Kind,
     inactive: Passed<'p, P>,
     active: Passed<'p, P>,
+}
+
+/// What came of a look at a list, in pages.
+struct Looked {
+    looked_at: u64,
+    /// There were no more.
+    at_end: bool,
+    /// Pages that are gone.
+    got: u64,
 }
 
 impl<'b, 'g, 'p, P: ReclaimPlatform> Scan<'b, 'g, 'p, P> {
@@ -150,29 +175,33 @@ impl<'b, 'g, 'p, P: ReclaimPlatform> Scan<'b, 'g, 'p, P> {
             },
         );
     }
-    /// Reclaims of the oldest `nr` inactive pages; how many were looked at, and how many
-    /// are gone.
-    fn reclaim(&mut self, nr: u64) -> (u64, u64) {
+    /// Reclaims of the oldest `nr` inactive pages, or the oldest folios of them.
+    fn reclaim(&mut self, nr: u64) -> Looked {
         let (of, platform) = (self.balance.of, self.platform);
         let mut out = [const { None::<FolioRef<'p, P, Get>> }; AT_ONCE as usize];
-        let mut n = 0;
-        let looked_at = platform.lru().isolate(
-            platform.memmap(),
-            self.kind.inactive,
-            nr,
-            &mut self.inactive,
-            &mut |folio| owns(of, platform, folio),
-            &mut |own| {
-                // At least a page each: never more than there are places.
-                out[n] = Some(own);
-                n += 1;
-            },
-        );
+        let (mut n, mut looked_at, mut at_end) = (0, 0, false);
+        while (n as u64) < AT_ONCE && looked_at < nr && !at_end {
+            // At least a page each: never more than there are places.
+            let some = (AT_ONCE - n as u64).min(nr - looked_at);
+            let got = platform.lru().isolate(
+                platform.memmap(),
+                self.kind.inactive,
+                some,
+                &mut self.inactive,
+                &mut |folio| owns(of, platform, folio),
+                &mut |own| {
+                    out[n] = Some(own);
+                    n += 1;
+                },
+            );
+            looked_at += got;
+            at_end = got < some;
+        }
         let shrink =
             Shrink { policy: self.balance.policy, of, ignore_references: false, may_unmap: true };
         let mut out = out[..n].iter_mut();
         let shrunk = shrink_folios(&shrink, platform, || out.find_map(Option::take));
-        (looked_at, shrunk.reclaimed)
+        Looked { looked_at, at_end, got: shrunk.reclaimed }
     }
 }
 

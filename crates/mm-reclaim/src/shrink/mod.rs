@@ -7,6 +7,8 @@
 //! to the active one. What goes is given away behind one flush for many (rule RECL-10).
 //!
 //! Mapped pages of objects wait, locked, for others, so that neighbours are unmapped in one walk.
+//! With [`UnmapPolicy::All`] anonymous memory waits as well: one flush comes before all the writes
+//! to swap, as it covers all that was unmapped before (rules TLBB-05, TLBB-06).
 //! Each folio lock is tried for: a pass that holds some waits for none.
 //!
 //! ```text
@@ -19,7 +21,6 @@ mod waiting;
 
 use crate::unmap::{UnmapFlags, Unmapped, try_to_unmap};
 use crate::{FlushBatch, Kept, ReclaimOf, ReclaimPlatform, Referenced, UnmapPolicy, referenced};
-use mm_arch::{Arch, Level};
 use mm_folio::{Folio, FolioFlags, FolioLockGuard, FolioRef, Get};
 use mm_vma::{Event, Observer, VmaFlags};
 use waiting::Waiting;
@@ -106,13 +107,18 @@ impl<'p, P: ReclaimPlatform> Pass<'_, '_, 'p, P> {
         match self.before_unmapping(&locked) {
             Err(verdict) => self.unlock(own, locked, verdict),
             Ok(()) if !folio.is_mapped() => self.behind_unmapping(own, locked),
-            Ok(()) if folio.file().is_some() => self.wait(own, locked),
+            Ok(()) if self.may_wait(folio) => self.wait(own, locked),
             Ok(()) => {
                 let flags = unmap_flags(folio);
                 let end = try_to_unmap(self.shrink.policy, &locked, flags, &mut self.flushes);
                 self.unmapped(own, locked, end);
             }
         }
+    }
+    /// Whether a folio waits for others to be unmapped with: pages of objects, and whatever else
+    /// there is where it need not be one by one.
+    fn may_wait(&self, folio: Folio<'p, P>) -> bool {
+        self.shrink.policy == UnmapPolicy::All || folio.file().is_some()
     }
     /// Goes on with a folio that was to be unmapped (rule RECL-06).
     fn unmapped(
@@ -304,9 +310,8 @@ fn is_last<P: ReclaimPlatform>(folio: Folio<'_, P>) -> bool {
 
 /// How a pass unmaps a folio (rule RECL-06).
 fn unmap_flags<P: ReclaimPlatform>(folio: Folio<'_, P>) -> UnmapFlags {
-    let mut flags = UnmapFlags::PUT_OFF_FLUSH;
-    // Mappings may be leaves only of what is large enough.
-    flags.set(UnmapFlags::SPLIT_PMD, folio.order() >= P::Arch::order(Level::Pmd));
+    // Of a smaller folio no leaf is found.
+    let mut flags = UnmapFlags::PUT_OFF_FLUSH | UnmapFlags::SPLIT_PMD;
     // An entry that somebody is changing must not be overlooked: the folio would stay
     // mapped by that one alone (race F-RACE-21).
     let sync = folio.is_large() && !mm_sync::mutant!("reclaim.unmap.no_sync");

@@ -15,7 +15,7 @@ struct Locked<'p, P: ReclaimPlatform> {
     own: FolioRef<'p, P, Get>,
 }
 
-/// Mapped folios of objects, to be unmapped in the same way.
+/// Mapped folios, to be unmapped in the same way.
 pub(super) struct Waiting<'p, P: ReclaimPlatform> {
     folios: [Option<Locked<'p, P>>; MOST],
     nr: usize,

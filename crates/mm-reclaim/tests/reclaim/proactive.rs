@@ -4,6 +4,7 @@ use crate::common::*;
 use mm_arch::Entry;
 use mm_arch::model::ModelWord;
 use mm_folio::{Folio, FolioFlags, Get, MmId, Pin};
+use mm_pgtable::TableSpace;
 use mm_reclaim::model::drained;
 use mm_reclaim::{
     Balance, LruList, ReclaimError, ReclaimOf, ReclaimPlatform, ReclaimRequest, Swappiness,
@@ -120,6 +121,40 @@ fn bytes_are_pages_and_more_may_go() {
     assert_eq!(p.counters().get(RssKind::Swap), got + more);
     audit(&m, &[&p]);
     finish(&m, vec![p]);
+}
+
+/// Rules: RECL-13, PROACT-03. Where neighbours go together more are looked at behind one flush,
+/// both of small folios and of large ones; no more than that goes, and the weights hold.
+#[test]
+fn much_is_looked_at_at_once_if_much_is_wanted() {
+    let passes = [UnmapPolicy::File, UnmapPolicy::All].map(|policy| {
+        let m = machine_with_swap::<A>(255);
+        let o = known_object::<A>(&m, BackingKind::File);
+        let p = empty_space(&m);
+        show_old(&p, 0, 960, &o);
+        let (of, swappiness) = (ReclaimOf::Everybody, Swappiness::Weight(0));
+        let made = *m.tlb().made.lock();
+        let got = shrink_lists(&Balance { policy, of, swappiness }, &m, 640);
+        assert!((640..640 + 32).contains(&got), "{policy:?}: {got}");
+        assert_eq!(o.cache().folios().len() as u64, (960 - got) / 4);
+        let made = *m.tlb().made.lock() - made;
+        finish_all(&m, vec![p], vec![o]);
+        made
+    });
+    let [one_by_one, together] = passes;
+    assert!(one_by_one >= 640 / 32 && together < one_by_one, "{passes:?}");
+
+    let m = machine_with_swap::<A>(255);
+    let o = known_object::<A>(&m, BackingKind::File);
+    let p = space(&m, 240);
+    fill(&p, 0, 240);
+    show_old(&p, 240, 480, &o);
+    let (of, swappiness) = (ReclaimOf::Everybody, Swappiness::Weight(100));
+    let got = shrink_lists(&Balance { policy: POLICY, of, swappiness }, &m, 256);
+    let anon = p.counters().get(RssKind::Swap);
+    assert!((256..256 + 64).contains(&got), "{got}");
+    assert!(anon > 32 && anon < got, "{anon} of {got}");
+    finish_all(&m, vec![p], vec![o]);
 }
 
 /// Rules: PROACT-01, LRU-01.

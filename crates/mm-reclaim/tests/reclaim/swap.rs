@@ -4,6 +4,7 @@ mod generic {
     use crate::common::*;
     use mm_arch::{Arch, Entry};
     use mm_folio::{Folio, FolioFlags, Get, Pin};
+    use mm_pgtable::TableSpace;
     use mm_reclaim::{
         ReclaimOf, ReclaimPlatform, Shrink, Shrunk, UnmapPolicy, madvise_free, shrink_folios,
     };
@@ -46,6 +47,47 @@ mod generic {
             assert_eq!((ents(&p), p.counters().resident(), m.folios_in_use()), (16, 0, 0));
             assert!((16..32).all(|page| written(&m, &p, page) == 1000 + page));
             assert_eq!(m.events().get(Event::PagesSwappedOut), 16);
+            audit(&m, &[&p]);
+            finish(&m, vec![p]);
+        }
+    }
+
+    pub fn one_flush_comes_before_all_writes<A: Arch>() {
+        for policy in POLICIES {
+            let m = machine::<A>(255);
+            let p = space::<A>(&m, 64);
+            // One is pinned, and stays.
+            let folios = [0, 16, 32, 48];
+            let mut owns: Vec<_> = folios
+                .map(|page| {
+                    let folio = map_folio(&p, page, 4);
+                    folio.enlist();
+                    let own = folio.grab::<Get>(1).expect("fits");
+                    assert!(m.lru().isolate_one(folio));
+                    Some(m.memmap().folio(own.hand_over().head()))
+                })
+                .into();
+            let stays = owns[2].expect("there");
+            m.swap().slots().add(&stays.lock()).expect("room");
+            let pin = stays.grab::<Pin>(1).expect("fits");
+            let tlb = m.tlb();
+            let before = *tlb.made.lock();
+            let of = ReclaimOf::Everybody;
+            let shrink = Shrink { policy, of, ignore_references: true, may_unmap: true };
+            let got = shrink_folios(&shrink, &m, || {
+                owns.iter_mut().find_map(Option::take).map(|folio| {
+                    m.memmap().adopt_run::<Get>(mm_folio::FolioRun::new(folio.head(), 0, 1))
+                })
+            });
+            assert_eq!((got.reclaimed, got.activated), (48, 16), "{policy:?}");
+            let made = *tlb.made.lock() - before;
+            // Kernels write one after the other, each behind a flush of its own.
+            let one = policy == UnmapPolicy::All;
+            assert!(if one { made == 1 } else { made >= 3 }, "{policy:?}: {made}");
+            assert_eq!((ents(&p), p.counters().get(RssKind::Anon)), (48, 16));
+            let mut gone = (0..64).filter(|page| page / 16 != 2);
+            assert!(gone.all(|page| written(&m, &p, page) == 1000 + page));
+            drop(pin);
             audit(&m, &[&p]);
             finish(&m, vec![p]);
         }
@@ -154,6 +196,8 @@ mod generic {
 on_all! {
     /// Rules: RECL-04, RECL-08, RECL-12, UNMAP-19, SWAP-01.
     a_folio_goes_out_whole;
+    /// Rules: TLBB-05, TLBB-06, RECL-10.
+    one_flush_comes_before_all_writes;
     /// Rules: RECL-04, RECL-05, SWAP-01. Rows: S-RC10.
     without_room_it_goes_in_pieces;
     /// Rules: RECL-04, RMAP-17. Rows: S-RC9.
