@@ -27,7 +27,7 @@ fn goldens() -> Vec<(String, String)> {
 #[test]
 fn every_scenario_parses() {
     let entries = entries();
-    assert_eq!(entries.len(), 128);
+    assert_eq!(entries.len(), 130);
     for entry in &entries {
         Scenario::parse(&entry.name, &entry.text).unwrap();
         assert!(entry.manifest.is_some(), "{} is in the manifest", entry.name);
