@@ -8,7 +8,7 @@ use crate::split::split_to_pages;
 use crate::{E, ReclaimOf, ReclaimPlatform, Shrink, UnmapPolicy, shrink_folios};
 use mm_arch::respect::{MERGE_YOUNG_DIRTY, SOFT_DIRTY, WRITE};
 use mm_arch::{Arch, Entry, Flush, FlushScope, Level, Markers, NonPresent, VirtAddr, VirtRange};
-use mm_folio::{Folio, FolioFlags, FolioRef, Get};
+use mm_folio::{Folio, FolioFlags, FolioLockGuard, FolioRef, Get};
 use mm_pgtable::{LockedEntry, LockedPmd, LockedTable, Run, SpanKind, TableSpace};
 use mm_vma::{Event, MmRead, Observer, RssKind, SlotRun, SwapSpace, Vma, VmaFlags, put_swap};
 
@@ -164,8 +164,18 @@ struct Advised<'v, 'm, P: ReclaimPlatform> {
 enum Pause<'m, P: ReclaimPlatform> {
     /// Enough folios to reclaim.
     Full,
-    /// A folio is to be split so that this page of it is alone; it was held for that.
-    Split(FolioRef<'m, P, Get>, u32),
+    /// A folio is to be split; it was held for that.
+    Split(ToSplit<'m, P>),
+}
+
+/// A folio of which the advice covers a part.
+struct ToSplit<'m, P: ReclaimPlatform> {
+    own: FolioRef<'m, P, Get>,
+    /// The page of it that is to be alone.
+    page: u32,
+    /// Pages from there on that are left alone if it cannot be split: behind them others may be
+    /// mapped.
+    nr: u64,
 }
 
 impl<'m, P: ReclaimPlatform> Advised<'_, 'm, P> {
@@ -182,12 +192,10 @@ impl<'m, P: ReclaimPlatform> Advised<'_, 'm, P> {
             let (mut done, shift) = (done, P::Arch::PAGE_SHIFT);
             match pause {
                 Some(Pause::Full) => self.reclaim(),
-                Some(Pause::Split(own, page)) => {
+                Some(Pause::Split(ToSplit { own, page, nr })) => {
                     self.owed.pay();
-                    let nr = u64::from(own.folio().nr_pages());
                     if !split_to_pages(self.policy, mm.platform(), own, page) {
-                        // On behind what this mapping has of it.
-                        done += nr - u64::from(page);
+                        done += nr;
                     }
                 }
                 None => {}
@@ -241,7 +249,8 @@ impl<'m, P: ReclaimPlatform> Advised<'_, 'm, P> {
                     i += run.nr();
                     continue;
                 };
-                return ((i - first) as u64, Some(Pause::Split(own, page)));
+                let to_split = ToSplit { own, page, nr: run.nr() as u64 };
+                return ((i - first) as u64, Some(Pause::Split(to_split)));
             }
             match self.advice {
                 Advice::Free => self.free(&mut table, folio, run),
@@ -366,12 +375,14 @@ impl<'m, P: ReclaimPlatform> Advised<'_, 'm, P> {
         if pmd.range() != Some(range) {
             let Ok(own) = folio.grab::<Get>(1) else { return (all, None) };
             let page = range.start().bytes_from(pmd.at().va) >> P::Arch::PAGE_SHIFT;
-            return (0, Some(Pause::Split(own, page as u32)));
+            return (0, Some(Pause::Split(ToSplit { own, page: page as u32, nr: all })));
         }
         match self.advice {
             Advice::Free => {
-                let Some(_locked) = folio.try_lock() else { return (all, None) };
-                folio.clear_flag(FolioFlags::DIRTY);
+                let Some(locked) = folio.try_lock() else { return (all, None) };
+                if !clean_locked(self.vmas.mm().platform(), &locked, 1) {
+                    return (all, None);
+                }
                 if e.is_young() || e.is_dirty() {
                     self.renew_leaf(&mut pmd, |e| e.mkclean().mkold());
                 }
@@ -428,11 +439,17 @@ fn clean_folio<P: ReclaimPlatform>(platform: &P, folio: Folio<'_, P>, nr: u32) -
     if !folio.flags().intersects(kept) {
         return true;
     }
-    let Some(locked) = folio.try_lock() else { return false };
+    folio.try_lock().is_some_and(|locked| clean_locked(platform, &locked, nr))
+}
+
+/// As [`clean_folio`] of one that is locked. It leaves the swap cache: a clean one would be taken
+/// for a copy of its slots, which may hold what was never this mapping's.
+fn clean_locked<P: ReclaimPlatform>(platform: &P, locked: &FolioLockGuard<'_, P>, nr: u32) -> bool {
+    let folio = locked.folio();
     if folio.mapcount() != nr {
         return false;
     }
-    if folio.has(FolioFlags::SWAPCACHE) && !platform.swap().slots().free(&locked) {
+    if folio.has(FolioFlags::SWAPCACHE) && !platform.swap().slots().free(locked) {
         return false;
     }
     folio.clear_flag(FolioFlags::DIRTY);

@@ -3,10 +3,10 @@
 mod generic {
     use crate::common::*;
     use mm_arch::{Arch, Entry, Level, VirtAddr, VirtRange};
-    use mm_folio::FolioFlags;
-    use mm_map::fork;
+    use mm_folio::{FolioFlags, Get};
+    use mm_map::{Advice, fork, madvise};
     use mm_reclaim::{AdviceError, UnmapPolicy, madvise_cold, madvise_free, madvise_pageout};
-    use mm_vma::{BackingKind, Event, Platform, VmaFlags};
+    use mm_vma::{BackingKind, Event, Platform, SwapSpace, VmaFlags};
 
     const NORMAL: FolioFlags = FolioFlags::SWAPBACKED.union(FolioFlags::LRU);
 
@@ -173,6 +173,44 @@ mod generic {
         }
     }
 
+    pub fn what_cannot_be_split_hides_nothing_behind_it<A: Arch>() {
+        for policy in POLICIES {
+            let m = reclaim_machine::<A>();
+            let p = space(&m, 16);
+            let first = map_normal(&p, 0, 4);
+            madvise(&BATCHED, &mut p.write(), pages::<A>(1, 15), Advice::DontNeed).expect("mapped");
+            let own = first.grab::<Get>(1).expect("fits");
+            for page in 1..16 {
+                map_normal(&p, page, 0);
+            }
+            madvise_free(policy, &p.read(), pages::<A>(0, 16)).expect("mapped");
+            // Of the folio that is held nothing was meant but its first page.
+            assert_eq!(which::<A>(&p, 0, 16, |e| e.is_dirty()), [0]);
+            madvise_pageout(policy, &p.read(), pages::<A>(0, 16)).expect("mapped");
+            assert_eq!(which::<A>(&p, 0, 16, |e| !e.is_none()), [0]);
+            drop(own);
+            finish(&m, vec![p]);
+        }
+    }
+
+    pub fn a_leaf_that_is_given_up_has_no_place_on_swap<A: Arch>() {
+        for policy in POLICIES {
+            let nr = pmd_pages::<A>();
+            let m = machine_with_swap::<A>(if nr > 255 { 1023 } else { 255 });
+            let p = space(&m, nr);
+            let folio = map_pmd(&p, 0);
+            folio.set_flag(NORMAL | FolioFlags::UPTODATE);
+            // Reclaim was about to write it, and something stood in the way.
+            m.slots().add(&folio.lock()).expect("room");
+            madvise_free(policy, &p.read(), pages::<A>(0, nr)).expect("mapped");
+            // If it stayed in the cache, and clean, its slots would be taken for a copy.
+            let flags = folio.flags() & (NORMAL | FolioFlags::SWAPCACHE | FolioFlags::DIRTY);
+            assert_eq!((flags, m.slots().in_use().next()), (FolioFlags::LRU, None));
+            audit(&m, &[&p]);
+            finish(&m, vec![p]);
+        }
+    }
+
     pub fn refusals<A: Arch>() {
         let m = reclaim_machine::<A>();
         let o = known_object(&m, BackingKind::File);
@@ -215,6 +253,10 @@ on_all! {
     files_go_out_whole_or_in_part;
     /// Rules: MADV-05.
     leaves_are_advised_whole_or_split;
+    /// Rules: MADV-03, MADV-06.
+    what_cannot_be_split_hides_nothing_behind_it;
+    /// Rules: MADV-04, MADV-05, FOLIO-41.
+    a_leaf_that_is_given_up_has_no_place_on_swap;
     /// Rules: MADV-08.
     refusals;
 }
