@@ -331,8 +331,9 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
     }
     /// PTE mappings of page `index`; exact while none of the folio's come or go.
     pub(crate) fn pte_mapcount(&self, index: usize) -> u32 {
-        let own = self.map.record(self.head + index).mapcount.load(Relaxed);
+        // In this order: where parts become a whole, `own` goes first.
         let whole = if self.order() > 1 { self.tail(2).flags.load(Relaxed) } else { 0 };
+        let own = self.map.record(self.head + index).mapcount.load(Relaxed);
         // Below zero only for those who look between two stores.
         whole.wrapping_add(own).cast_signed().max(0).cast_unsigned()
     }
