@@ -59,6 +59,12 @@ pub enum GrabError {
     },
 }
 
+impl GrabError {
+    fn of<F: FolioSpace>(folio: Folio<'_, F>, refs: i32, wanted: u32) -> Self {
+        GrabError::Count { head: folio.head(), refs, wanted }
+    }
+}
+
 /// Consecutive pages of one folio, each of them held once: the raw form of a
 /// [`FolioRef`], for lists of results. Given back with [`MemMap::put_run`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -122,20 +128,25 @@ impl<'m, F: FolioSpace, K: RefKind> FolioRef<'m, F, K> {
     /// If they do not fit; what is owned is unchanged (rule MM-028).
     #[inline]
     pub fn grow(&mut self, by: u32) -> Result<(), GrabError> {
+        // Of the zero page any number of pins fits.
+        let Some(n) = self.n.checked_add(by) else {
+            return Err(GrabError::of(self.folio, self.folio.refcount(), by));
+        };
         self.folio.add_stable::<K>(by)?;
-        self.n += by;
+        self.n = n;
         Ok(())
     }
     /// Takes over what `other` owns.
     ///
     /// # Errors
     ///
-    /// Gives `other` back if it is of another folio.
+    /// Gives `other` back if it is of another folio, or both own more than one number says (pins
+    /// of the zero page, which nothing counts).
     pub fn merge(&mut self, other: Self) -> Result<(), Self> {
-        if other.folio != self.folio {
-            return Err(other);
+        match self.n.checked_add(other.n) {
+            Some(n) if other.folio == self.folio => self.n = n,
+            _ => return Err(other),
         }
-        self.n += other.n;
         core::mem::forget(other);
         Ok(())
     }
@@ -372,8 +383,7 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
         }
         let refs = &self.head_record().refs;
         let counted = self.has_pincount();
-        let error =
-            |refs: u32| GrabError::Count { head: self.head(), refs: refs as i32, wanted: n };
+        let error = |refs: u32| GrabError::of(*self, refs as i32, n);
         let units = if K::PINS && !counted {
             n.checked_mul(PIN_BIAS).ok_or_else(|| error(refs.load(Relaxed)))?
         } else {
@@ -591,6 +601,21 @@ mod tests {
         let pin = map.try_grab::<Pin>(own.folio().page(3), 1).expect("alive");
         assert_eq!(state(own.folio()), (2, 1));
         drop(pin);
+    }
+
+    /// Rules: PIN-03, PIN-04.
+    #[test]
+    fn pins_of_the_zero_page_are_no_more_than_a_number_says() {
+        let map = map(64);
+        let zero = map.alloc(0).expect("frames").hand_over();
+        map.set_zero_page(zero.head());
+        let mut many = zero.grab::<Pin>(u32::MAX).expect("nothing is counted");
+        assert!(many.grow(1).is_err());
+        let more = many.merge(zero.grab::<Pin>(1).expect("nothing is counted")).expect_err("full");
+        assert_eq!((many.n(), more.n(), zero.refcount()), (u32::MAX, 1, 1));
+        let mut few = many.split_off(7).expect("as many");
+        assert!(few.merge(more).is_ok() && few.grow(2).is_ok());
+        assert_eq!((few.n(), many.n()), (10, u32::MAX - 7));
     }
 
     /// Rules: PIN-10, FOLIO-26, MM-012.
