@@ -450,14 +450,20 @@ impl<L: RawLock> SwapSlots<L> {
         .unwrap_or(Err(SwapError::NoDevice))
     }
     /// One entry less counts on each slot of `run`. What nobody counts on and nothing
-    /// holds is free; see [`put_swap`](crate::put_swap) for what the cache holds.
+    /// holds is free; see [`put_swap`](crate::put_swap) for what the cache holds. Nothing happens
+    /// if there are no such slots.
     pub fn put(&self, run: SlotRun) {
         self.with(run.first, |area| {
+            if area.known_run(run).is_none() {
+                return;
+            }
             let first = run.first.offset as u32;
             for at in first..first + run.nr {
-                let Some(slot) = area.slot(at.into()) else { continue };
+                let slot = &mut area.slots[at as usize];
                 debug_assert!(slot.count > 0, "nothing counts on slot {at}");
-                slot.count = slot.count.saturating_sub(1);
+                // Not free twice.
+                let Some(count) = slot.count.checked_sub(1) else { continue };
+                slot.count = count;
                 if slot.is_free() {
                     area.freed(at);
                 }
@@ -817,6 +823,22 @@ mod tests {
             slots.put(run(run(at, 4).at(2), 1));
         }
         assert!(slots.free(&own.folio().lock()));
+    }
+
+    /// Rules: SWAP-02.
+    #[test]
+    fn an_offset_that_no_device_has_is_no_slot_of_it() {
+        let m = machine(8);
+        let own = folio(&m, 0);
+        let at = added(&m, &own);
+        m.slots().dup(run(at, 1)).expect("counted");
+        // Its low half is that of a slot; and a run that goes on behind the last one.
+        m.slots().put(run(SwapSlot { offset: at.offset | 1 << 32, ..at }, 1));
+        m.slots().put(run(at, u32::MAX));
+        assert_eq!(m.slots().count(at), 1);
+        m.slots().put(run(at, 1));
+        assert!(m.slots().free(&own.folio().lock()));
+        assert_eq!(m.slots().nr_free(), 8);
     }
 
     /// Rules: SWAP-03, FOLIO-45.
