@@ -123,6 +123,10 @@ pub trait Backing: Send + Sync + Debug {
     /// The page of `request`, read or made if need be, with a reference. Called
     /// without locks but the mmap lock's read side.
     ///
+    /// A folio that comes into the cache for that is filled and says `UPTODATE` before, and is put
+    /// on a list behind it ([`enlist`](mm_folio::Folio::enlist)): what is on none is not
+    /// reclaimed.
+    ///
     /// # Errors
     ///
     /// If there is no such page, the device fails, or there is no memory.
