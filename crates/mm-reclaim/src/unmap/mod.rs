@@ -228,8 +228,9 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
         let folio = self.folio;
         let mut owed = mm.tables().tlb().obligation();
         let done = lazyfree::discard_leaf(mm, pmd, folio, visit.flags, &mut owed);
-        // Gone or mapped: nobody writes it out.
-        self.flush(mm, owed, false);
+        // Never put off: a hole has no table whose lock tells of a flush that is outstanding (rules
+        // UNMAP-20, TLBB-07).
+        owed.now();
         if let Err(why) = done {
             return Step::Keep(why);
         }

@@ -490,6 +490,28 @@ mod generic {
         }
     }
 
+    pub fn a_leaf_waits_for_no_flush<A: Arch>() {
+        let m = new_machine::<A>();
+        let p = space(&m, pmd_pages::<A>());
+        {
+            let folio = map_pmd(&p, 0);
+            folio.clear_flag(FolioFlags::SWAPBACKED);
+            edit_leaf::<A>(&p, |e| e.mkclean());
+            let held = Isolated::of(folio);
+            let before = m.tlb_flushes();
+            let mut batch = FlushBatch::new(&m);
+            let end = try_to_unmap(UnmapPolicy::All, &held.locked, RECLAIM, &mut batch);
+            assert_eq!(end, Unmapped::All);
+            // What is left is a hole: whoever unmaps it or maps something else there finds no table
+            // by which to learn that a CPU still has the leaf.
+            assert!(m.tlb_flushes() > before && !batch.is_outstanding());
+            let Isolated { locked, own } = held;
+            drop(locked);
+            batch.free(own);
+        }
+        finish(&m, vec![p]);
+    }
+
     pub fn a_leaf_that_is_needed_stays_as_it_was<A: Arch>() {
         let policy = UnmapPolicy::All;
         let m = new_machine::<A>();
@@ -638,6 +660,8 @@ on_all! {
     a_leaf_that_was_given_up_goes_as_one;
     /// Rules: UNMAP-04, UNMAP-20, MM-094.
     a_leaf_that_is_needed_stays_as_it_was;
+    /// Rules: UNMAP-20, TLBB-07. Cases: MM-079.
+    a_leaf_waits_for_no_flush;
     /// Rules: UNMAP-20, S-DR1.
     a_dirty_leaf_of_droppable_memory_goes;
     /// Rules: UNMAP-12, UNMAP-23.
