@@ -245,6 +245,12 @@ fn zap_nonpresent<'m, B: Strategy, P: RmapPlatform>(
             return 1;
         }
         Some(NonPresent::Marker(m)) if m.contains(Markers::UFFD_WP) && how.keeps_wp => return 1,
+        // It may stand for a private page that is lost (rule ZAP-07).
+        Some(NonPresent::Marker(m))
+            if m.contains(Markers::POISONED) && how.pages == Pages::OfObject =>
+        {
+            return 1;
+        }
         // Private pages, wherever they are now.
         Some(NonPresent::Swap(_) | NonPresent::Device { .. } | NonPresent::Hwpoison(_))
             if how.pages == Pages::OfObject =>

@@ -520,6 +520,33 @@ fn what_a_device_does_not_give_back_is_lost() {
     assert_eq!(leaks(&m), []);
 }
 
+/// A private copy that is lost is not the file's page again because the file has a hole there; it
+/// goes with the end of the file.
+///
+/// Rules: ZAP-07, ZAP-08, SWAP-06.
+#[test]
+fn a_lost_copy_is_lost_until_the_file_ends_before_it() {
+    let m = machine();
+    let f = File::new(m.host(), 4).expect("memory");
+    let p = m.spawn().expect("process");
+    p.mmap_object(pages(0, 4), RW, f.clone(), 0).expect("mmap");
+    (0..3).for_each(|i| p.store(page(i), 100 + i).expect("store"));
+    swap_out(&p, 1);
+    swap_out(&p, 2);
+    m.host().swap().fail_read_after(Some(0));
+    assert_eq!(m.host().swap_off([&p]), Ok(()));
+    assert!(f.punch(0, 4));
+    sound(&m, &[&p]);
+    assert_eq!([0, 1, 2].map(|i| p.load(page(i))), [Ok(100), Err(lost(1)), Ok(102)]);
+    f.truncate(1);
+    f.truncate(4);
+    assert_eq!([0, 1, 2].map(|i| p.load(page(i))), [Ok(100), Ok(0), Ok(0)]);
+    sound(&m, &[&p]);
+    drop((p, f));
+    m.settle();
+    assert_eq!(leaks(&m), []);
+}
+
 /// A page that failed in memory while its slot was read ahead is no other page's.
 ///
 /// Rules: SWAP-06, SWPI-02.
