@@ -19,7 +19,8 @@
 //! holds a reference for that. Whoever unmaps, forks, protects or moves the entries
 //! changes the entries; `resume` looks at what is there then, and remembers nothing
 //! (F-RACE-27). Which rights an entry comes back with is what the entry says and its
-//! mapping allows by now.
+//! mapping allows by now. A locked mapping loses the folio and gets it again, as any: whether
+//! it is locked may change meanwhile (RMAP-06).
 
 use crate::merged::Wait;
 use crate::policy::Batching;
@@ -30,7 +31,7 @@ use core::ops::ControlFlow;
 use mm_arch::{Arch, Entry, Level, Live, MigrationKind, NonPresent, Pfn, SwapBits};
 use mm_folio::{AnonId, Exclusivity, FileId, Folio, FolioFlags, FolioLockGuard, FolioRun, Get};
 use mm_pgtable::{LockedPmd, LockedTable, TableSpace};
-use mm_vma::{Mm, Platform, RssKind, VmaRights};
+use mm_vma::{Mm, Platform, RssKind, VmaRights, mlock_mapped, munlock_unmapped};
 
 type E<P> = <<P as TableSpace>::Arch as Arch>::Entry;
 
@@ -150,13 +151,13 @@ fn suspend_within<P: RmapPlatform>(
     while let Some(hit) = walk.next_hit() {
         match hit {
             Hit::Pmd(pmd) if leaves == Leaves::Keep && pmd_can_move::<P>(pmd) => {
-                suspend_pmd(mm, folio, pmd)?;
+                suspend_pmd(mm, visit, folio, pmd)?;
             }
             // That of an object is taken away. One whose pages are pinned has become PTEs:
             // the next hits tell.
             Hit::Pmd(_) => walk.freeze_pmd(),
             Hit::Pte(at) => {
-                let n = suspend_ptes(mm, folio, at, batching)?;
+                let n = suspend_ptes(mm, visit, folio, at, batching)?;
                 walk.consumed(n);
             }
         }
@@ -198,6 +199,7 @@ fn pmd_can_move<P: Platform>(pmd: &LockedPmd<'_, P>) -> bool {
 
 fn suspend_pmd<P: RmapPlatform>(
     mm: &Mm<P>,
+    visit: &Visit<'_>,
     folio: Folio<'_, P>,
     pmd: &mut LockedPmd<'_, P>,
 ) -> Result<(), MappingStays> {
@@ -217,6 +219,7 @@ fn suspend_pmd<P: RmapPlatform>(
             }
             pmd.swap(entry, &mut fresh);
             folio.remove_pmd(mm.id());
+            munlock_unmapped(visit.flags, folio);
             map.put_run::<Get>(FolioRun::new(folio.head(), 0, 1));
             Ok(())
         }
@@ -233,6 +236,7 @@ fn suspend_pmd<P: RmapPlatform>(
 /// How many entries are suspended, from the hit on.
 fn suspend_ptes<P: RmapPlatform>(
     mm: &Mm<P>,
+    visit: &Visit<'_>,
     folio: Folio<'_, P>,
     at: PteHit<'_, '_, P>,
     batching: Batching,
@@ -269,6 +273,7 @@ fn suspend_ptes<P: RmapPlatform>(
         mm.counters().sub(RssKind::of(folio), 1);
         table.set(index, poison);
         folio.remove_ptes(page, count, mm.id());
+        munlock_unmapped(visit.flags, folio);
         map.put_run::<Get>(FolioRun::new(folio.head(), page, 1));
         return Ok(1);
     }
@@ -294,6 +299,7 @@ fn suspend_ptes<P: RmapPlatform>(
         table.set(index + k, *e);
     }
     folio.remove_ptes(page, count, mm.id());
+    munlock_unmapped(visit.flags, folio);
     // Never the last ones: the caller has a reference.
     map.put_run::<Get>(FolioRun::new(folio.head(), page, count.get()));
     Ok(n)
@@ -343,15 +349,14 @@ impl<P: RmapPlatform> Suspended<'_, P> {
             );
             while let Some(hit) = walk.next_hit() {
                 match hit {
-                    Hit::Pmd(pmd) => resume_pmd(mm, visit.rights(), pmd, to),
+                    Hit::Pmd(pmd) => resume_pmd(mm, &visit, pmd, to),
                     Hit::Pte(at) => {
                         let n = match self.batching {
                             Batching::PerPage => 1,
                             Batching::Batched => at.limit.get(),
                         };
                         let target = to.add(u64::from(at.page));
-                        let n =
-                            resume_ptes(mm, visit.rights(), at.table, at.index, n, target, zeros);
+                        let n = resume_ptes(mm, &visit, at.table, at.index, n, target, zeros);
                         walk.consumed(n);
                     }
                 }
@@ -426,16 +431,17 @@ impl StandIn {
     }
 }
 
-fn resume_pmd<P: RmapPlatform>(mm: &Mm<P>, rights: VmaRights, pmd: &mut LockedPmd<'_, P>, to: Pfn) {
+fn resume_pmd<P: RmapPlatform>(mm: &Mm<P>, visit: &Visit<'_>, pmd: &mut LockedPmd<'_, P>, to: Pfn) {
     let Some(was) = StandIn::read(pmd.entry(), Level::Pmd) else { return };
     let folio = mm.platform().memmap().folio(to);
-    let e = was.leaf::<P>(folio, to, rights, Level::Pmd);
+    let e = was.leaf::<P>(folio, to, visit.rights(), Level::Pmd);
     folio.hold_for_mappings(NonZeroU32::MIN);
     if folio.is_anon() {
         folio.add_anon_pmd(mm.id(), was.marks());
     } else {
         folio.add_file_pmd(mm.id());
     }
+    mlock_mapped(visit.flags, folio, folio.nr_pages());
     let mut fresh = mm.tables().tlb().obligation();
     pmd.swap(e, &mut fresh);
     fresh.already_done();
@@ -444,14 +450,14 @@ fn resume_pmd<P: RmapPlatform>(mm: &Mm<P>, rights: VmaRights, pmd: &mut LockedPm
 /// How many entries are resumed, `most` at most; the first one maps `target` then.
 fn resume_ptes<P: RmapPlatform>(
     mm: &Mm<P>,
-    rights: VmaRights,
+    visit: &Visit<'_>,
     table: &mut LockedTable<'_, P>,
     index: usize,
     most: usize,
     target: Pfn,
     zeros: ZeroPages,
 ) -> usize {
-    let map = mm.platform().memmap();
+    let (map, rights) = (mm.platform().memmap(), visit.rights());
     let Some(was) = StandIn::read(table.get(index), Level::Pte) else { return 1 };
     let folio = map.folio(target);
     let page = folio.index_of(target);
@@ -473,6 +479,7 @@ fn resume_ptes<P: RmapPlatform>(
     } else {
         folio.add_file_ptes(page, count, mm.id());
     }
+    mlock_mapped(visit.flags, folio, count.get());
     // No CPU has a translation of what is not there.
     let mut none = mm.tables().tlb().obligation();
     table.take_each::<Live>(index, n, &mut none, |_, _| ());

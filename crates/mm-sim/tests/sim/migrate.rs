@@ -406,6 +406,33 @@ fn locked_memory_is_there() {
     p.exit();
 }
 
+/// Whoever unlocks memory finds nothing of what is on its way; it comes back as its mapping is by
+/// then.
+///
+/// Rules: RMAP-06, MIGR-03.
+#[test]
+fn what_is_unlocked_on_its_way_is_not_locked_for_nobody() {
+    for order in [0, 2, 9] {
+        let m = machine();
+        large(&m, order);
+        let p = m.spawn().expect("process");
+        p.mmap_anon(pages(0, 512), RW).expect("mmap");
+        p.store(page(5), 1).expect("store");
+        p.mlock(pages(0, 512), mm_map::LockWhen::Touched).expect("locked");
+        let held = own(&m, pfn_at(&p, 5));
+        let (folio, locked) = (held.folio(), held.folio().lock());
+        assert!(folio.order() == order && folio.has(FolioFlags::MLOCKED));
+        let suspended = suspend_mappings(m.host(), &locked, Leaves::Keep, Batching::Batched);
+        let suspended = suspended.expect("not pinned");
+        p.munlock(pages(0, 512)).expect("unlocked");
+        suspended.resume_at(folio.head());
+        assert!(!folio.has(FolioFlags::MLOCKED));
+        drop((locked, held));
+        sound(&m, &[&p]);
+        p.exit();
+    }
+}
+
 /// Rules: S-MG1, MIGR-04.
 #[test]
 fn threads_go_on_while_their_memory_moves() {
