@@ -5,6 +5,7 @@
 //! proves nothing.
 
 use std::process::Output;
+use std::time::UNIX_EPOCH;
 
 use crate::cmd::{self, Error};
 use crate::step::Outcome;
@@ -19,7 +20,8 @@ const PLANTED: [&str; 6] = ["flushes", "words", "marks", "stores", "references",
 /// Options of the `stress` task.
 #[derive(clap::Args, Debug, Default)]
 pub struct Options {
-    /// Ten minutes instead of twenty seconds.
+    /// Ten minutes instead of twenty seconds, and all operations: pages are moved, merged,
+    /// collapsed and split as well.
     #[arg(long)]
     pub deep: bool,
     /// The first seed; one by the clock unless given.
@@ -32,8 +34,10 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
     let [short, deep, planted] = SECONDS.map(|s| s.to_string());
     let seed = o.seed.map(|s| s.to_string());
     let seconds = if o.deep { &deep } else { &short };
-    let mut args = vec![seconds.as_str()];
-    args.extend(seed.as_deref());
+    let now = || UNIX_EPOCH.elapsed().map_or(1, |t| t.as_nanos() as u64).to_string();
+    let begin = seed.clone().unwrap_or_else(now);
+    let mut args = vec![seconds.as_str(), &begin];
+    args.extend(o.deep.then_some("all"));
     let out = stress(ws, &args)?;
     let text = String::from_utf8_lossy(&out.stdout);
     print!("{text}");

@@ -30,7 +30,9 @@ pub struct Worker<'w, A: Arch> {
 type Operation<'w, A> = (u64, fn(&mut Worker<'w, A>) -> Result<(), String>);
 
 impl<'w, A: Arch> Worker<'w, A> {
-    const OPERATIONS: [Operation<'w, A>; 38] = [
+    /// What any run does, and then what only one of all operations does.
+    const OPERATIONS: [&'w [Operation<'w, A>]; 2] = [Self::STEADY, Self::MOVING];
+    const STEADY: &'w [Operation<'w, A>] = &[
         (60, Self::access),
         (12, Self::pin),
         (12, Self::unpin),
@@ -42,7 +44,6 @@ impl<'w, A: Arch> Worker<'w, A> {
         (8, Self::keep),
         (8, Self::protect),
         (8, Self::map_anew),
-        (12, Self::move_mapping),
         (6, Self::fill_hole),
         (4, Self::make_hole),
         (4, Self::begin_tracking),
@@ -51,7 +52,6 @@ impl<'w, A: Arch> Worker<'w, A> {
         (4, Self::unmark),
         (3, Self::register_anew),
         (8, Self::fill),
-        (8, Self::move_pages),
         (6, Self::empty),
         // Objects.
         (8, Self::write_file),
@@ -63,16 +63,21 @@ impl<'w, A: Arch> Worker<'w, A> {
         // Others' pages.
         (30, Self::page_out),
         (24, Self::shrink),
+        (4, Self::read_ahead),
+        (2, Self::fail_read),
+        (4, Self::do_wrong),
+    ];
+    /// Pages get other frames, or other places.
+    const MOVING: &'w [Operation<'w, A>] = &[
+        (12, Self::move_mapping),
+        (8, Self::move_pages),
         (8, Self::collapse),
         (6, Self::merge),
         (3, Self::unmerge),
         (12, Self::migrate),
         (8, Self::split),
         (4, Self::hint),
-        (4, Self::read_ahead),
-        (2, Self::fail_read),
         (1, Self::swap_off),
-        (4, Self::do_wrong),
     ];
 
     pub fn new(me: usize, world: &'w World<A>, random: Random) -> Self {
@@ -149,10 +154,12 @@ impl<'w, A: Arch> Worker<'w, A> {
 
     /// Does something.
     pub fn operate(&mut self) -> Result<(), String> {
-        let all = Self::OPERATIONS.iter().map(|(weight, _)| *weight).sum();
+        let kinds = if self.world.moves { 2 } else { 1 };
+        let operations = || Self::OPERATIONS[..kinds].iter().copied().flatten();
+        let all = operations().map(|(weight, _)| *weight).sum();
         let mut at = self.random.below(all);
-        for (weight, operation) in Self::OPERATIONS {
-            match at.checked_sub(weight) {
+        for (weight, operation) in operations() {
+            match at.checked_sub(*weight) {
                 Some(rest) => at = rest,
                 None => return operation(self),
             }
