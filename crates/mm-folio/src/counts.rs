@@ -195,7 +195,7 @@ impl<'m> LargeCounts<'m> {
             None => self.change_part(first, n, 1, 0).0,
             Some([whole, _]) if n == nr => {
                 whole.store(whole.load(Relaxed) + 1, Relaxed);
-                nr - self.pages_mapped()
+                nr.saturating_sub(self.pages_mapped())
             }
             Some([whole, uneven]) => {
                 let (new, more) = self.change_part(first, n, 1, whole.load(Relaxed).wrapping_neg());
@@ -295,7 +295,7 @@ impl<'m> LargeCounts<'m> {
             return None;
         }
         self.state |= ENTIRELY_MAPPED;
-        Some(self.nr_pages() - self.pages_mapped())
+        Some(self.nr_pages().saturating_sub(self.pages_mapped()))
     }
     /// One PMD mapping less; what that unmapped, if it was the last.
     pub fn unmap_entire(&mut self) -> Option<Unmapped> {
@@ -305,7 +305,7 @@ impl<'m> LargeCounts<'m> {
             return None;
         }
         self.state &= !ENTIRELY_MAPPED;
-        let pages = self.nr_pages() - self.pages_mapped();
+        let pages = self.nr_pages().saturating_sub(self.pages_mapped());
         Some(Unmapped { pages, partially: pages > 0 && pages < self.nr_pages() })
     }
 }
