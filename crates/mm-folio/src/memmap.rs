@@ -253,7 +253,8 @@ impl<F: FolioSpace> MemMap<F> {
     }
     #[inline]
     pub(crate) fn index(&self, pfn: Pfn) -> usize {
-        pfn.get().wrapping_sub(self.base) as usize
+        // What does not fit is behind the last record as well.
+        usize::try_from(pfn.get().wrapping_sub(self.base)).unwrap_or(usize::MAX)
     }
     #[inline]
     pub(crate) fn pfn(&self, index: usize) -> Pfn {

@@ -249,6 +249,10 @@ impl<'m, F: FolioSpace> Glance<'m, F> {
     /// is seen by the caller's second look at the entry (rule RMAP-19).
     ///
     /// Pins of the zero page succeed without counting anything (rule PIN-03).
+    ///
+    /// # Panics
+    ///
+    /// In debug builds, if `n` is 0.
     #[inline(always)]
     pub fn grab<K: RefKind>(self, n: u32) -> Option<FolioRef<'m, F, K>> {
         debug_assert!(n > 0);
@@ -415,6 +419,10 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
     /// # Errors
     ///
     /// If the count is not positive or would pass its limit; nothing is changed.
+    ///
+    /// # Panics
+    ///
+    /// In debug builds, if `n` is 0.
     #[inline]
     pub fn grab<K: RefKind>(&self, n: u32) -> Result<FolioRef<'m, F, K>, GrabError> {
         debug_assert!(n > 0);

@@ -190,6 +190,8 @@ impl<'g, P: RmapPlatform> Place<'g, P> {
         let old = table.get(index);
         let marked = old.nonpresent(Level::Pte) == Some(NonPresent::Marker(Markers::UFFD_WP));
         if old.is_none() || marked {
+            // Nobody may read what was there a moment ago (rule TLBB-07).
+            table.settle_deferred();
             Ok(Place { table, index, marked })
         } else {
             Err(exists::<P>(va))

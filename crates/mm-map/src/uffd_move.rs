@@ -140,7 +140,11 @@ impl<'m, P: RmapPlatform> Page<'_, 'm, P> {
             split_pmd(mm, stay, self.from);
         }
         let seen = match mm.tables().lock_table(stay, self.from) {
-            Some(table) => table.get(table.index_of(self.from)),
+            Some(table) => {
+                // No CPU may know more of a hole, or of what was at the other place.
+                table.settle_deferred();
+                table.get(table.index_of(self.from))
+            }
             None => E::<P>::NONE,
         };
         if seen.is_none() {
@@ -186,6 +190,8 @@ impl<'m, P: RmapPlatform> Page<'_, 'm, P> {
         let dst = both.dst();
         let j = dst.index_of(self.to);
         if dst.get(j).is_none() {
+            // Nobody may read what was there a moment ago (rule TLBB-07).
+            dst.settle_deferred();
             return Ok((i, j));
         }
         let there = VirtRange::units(self.to, 1, P::Arch::PAGE_SHIFT);

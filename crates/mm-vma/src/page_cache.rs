@@ -1,6 +1,6 @@
 //! The pages of one object, by index.
 
-use crate::Platform;
+use crate::{InstallError, Platform};
 use alloc::vec::Vec;
 use core::fmt;
 use mm_arch::Pfn;
@@ -22,6 +22,18 @@ pub enum InsertError {
     Exists,
     /// No memory for its place, or too many references.
     NoMemory,
+    /// It would reach past the last index that there is.
+    PastEnd,
+}
+
+impl From<InsertError> for InstallError {
+    fn from(e: InsertError) -> Self {
+        match e {
+            InsertError::Exists => InstallError::Exists,
+            InsertError::NoMemory => InstallError::NoMemory,
+            InsertError::PastEnd => InstallError::PastEnd,
+        }
+    }
 }
 
 /// The folios of one object, by page index. A kernel's [`Backing`](crate::Backing) may
@@ -81,10 +93,14 @@ impl<P: Platform> PageCache<P> {
     ///
     /// # Errors
     ///
-    /// If there is a page already, or no memory; the folio is as it was then.
+    /// If there is a page already, or no index for its last page, or no memory; the folio is as
+    /// it was then.
     pub fn insert(&self, first: u64, new: &FolioRef<'_, P, Get>) -> Result<(), InsertError> {
         let folio = new.folio();
         let nr = folio.nr_pages();
+        if first.checked_add(u64::from(nr - 1)).is_none() {
+            return Err(InsertError::PastEnd);
+        }
         let mut slots = self.slots.lock();
         if !is_vacant(&slots, first, u64::from(nr)) {
             return Err(InsertError::Exists);
@@ -388,6 +404,9 @@ mod tests {
         map.put_run::<Get>(found);
         assert!(cache.get(7).is_none() && cache.get(12).is_none());
         assert_eq!(add(&cache, 11, 0), Err(InsertError::Exists));
+        // The last index is one, and there is none behind it.
+        assert_eq!(add(&cache, u64::MAX - 1, 2), Err(InsertError::PastEnd));
+        assert!(add(&cache, u64::MAX - 1, 1).is_ok() && cache.get(u64::MAX - 2).is_none());
         assert!(cache.is_vacant(4, 4) && !cache.is_vacant(4, 5) && cache.is_vacant(12, 100));
         drop(cache.platform().clone());
         let machine = cache.platform().clone();

@@ -4,9 +4,14 @@ mod generic {
     use crate::common::*;
     use mm_arch::{Arch, DeviceKind, Entry, Level, Markers, NonPresent, SwapBits, VirtRange};
     use mm_folio::{FolioFlags, Get, Pin};
-    use mm_map::{Advice, fork, madvise, mprotect, mremap_move};
+    use mm_map::{
+        Advice, Comes, UffdMode, fork, madvise, mprotect, mremap_move, uffd_copy, uffd_move,
+        uffd_register, uffd_zeropage,
+    };
     use mm_pgtable::TableSpace;
-    use mm_reclaim::{FlushBatch, Kept, UnmapFlags, UnmapPolicy, Unmapped, try_to_unmap};
+    use mm_reclaim::{
+        FlushBatch, Kept, UnmapFlags, UnmapPolicy, Unmapped, madvise_free, try_to_unmap,
+    };
     use mm_vma::{BackingKind, Event, Platform, RssKind, SwapSpace, VmaFlags};
 
     fn is_marker<A: Arch>(e: E<A>) -> bool {
@@ -406,37 +411,60 @@ mod generic {
 
     pub fn whoever_cannot_wait_makes_the_flush<A: Arch>() {
         type Op<A> = fn(&Space<A>, VirtRange);
-        let ops: [(&str, Op<A>); 4] = [
+        let ops: [(&str, Op<A>); 8] = [
             ("protect", |p, r| {
                 mprotect(&BATCHED, &mut p.write(), r, mm_arch::Rights::READ).expect("ok")
             }),
             ("unmap", |p, r| mm_map::munmap(&BATCHED, &mut p.write(), r).expect("ok")),
             ("discard", |p, r| madvise(&BATCHED, &mut p.write(), r, Advice::DontNeed).expect("ok")),
+            ("free", |p, r| madvise_free(UnmapPolicy::All, &p.read(), r).expect("ok")),
             ("move", |p, r| {
                 let to = va::<A>(4 * pmd_pages::<A>());
                 let old = mm_map::OldPlace::Unmap;
                 mremap_move(&BATCHED, &mut p.write(), r, to, old).expect("ok");
             }),
+            ("move pages", |p, r| {
+                let holes = mm_map::MoveHoles::Skip;
+                uffd_move(&p.read(), va::<A>(64), r, holes).expect("only holes");
+            }),
+            ("copy", |p, r| uffd_copy(&p.read(), r, Comes::Plain, |_, _| ()).expect("empty")),
+            ("zero", |p, r| uffd_zeropage(&p.read(), r).expect("empty")),
         ];
         for (name, op) in ops {
-            let m = new_machine::<A>();
-            let p = space(&m, 16);
-            {
-                let folio = map_lazyfree(&p, 0, 4);
-                let held = Isolated::of(folio);
-                let mut batch = FlushBatch::new(&m);
-                let end = try_to_unmap(UnmapPolicy::All, &held.locked, RECLAIM, &mut batch);
-                assert_eq!(end, Unmapped::All);
-                let before = m.tlb_flushes();
-                // All entries are empty: nothing else to flush.
-                op(&p, pages::<A>(0, 16));
-                assert!(m.tlb_flushes() > before, "{name}");
-                let Isolated { locked, own } = held;
-                drop(locked);
-                batch.free(own);
-                drop(batch);
-            }
-            finish(&m, vec![p]);
+            let flushes = [false, true].map(|put_off| {
+                let m = new_machine::<A>();
+                let p = space(&m, 16);
+                for start in [0, 64] {
+                    let r = pages::<A>(start, 16);
+                    if start > 0 {
+                        anon_with(&p, start, 16, RW);
+                    }
+                    uffd_register(&BATCHED, &mut p.write(), r, UffdMode::MISSING).expect("ok");
+                }
+                let flushes = {
+                    let held = Isolated::of(map_lazyfree(&p, 0, 4));
+                    let mut batch = FlushBatch::new(&m);
+                    if put_off {
+                        let end = try_to_unmap(UnmapPolicy::All, &held.locked, RECLAIM, &mut batch);
+                        assert_eq!(end, Unmapped::All);
+                    } else {
+                        let all = pages::<A>(0, 16);
+                        madvise(&BATCHED, &mut p.write(), all, Advice::DontNeed).expect("ok");
+                    }
+                    let before = m.tlb_flushes();
+                    // All entries are empty: there is nothing else to flush.
+                    op(&p, pages::<A>(0, 16));
+                    let flushes = m.tlb_flushes() - before;
+                    let Isolated { locked, own } = held;
+                    drop(locked);
+                    batch.free(own);
+                    flushes
+                };
+                finish(&m, vec![p]);
+                flushes
+            });
+            // Once, however many pages or tables there are.
+            assert_eq!(flushes[1], flushes[0] + 1, "{name}");
         }
     }
 

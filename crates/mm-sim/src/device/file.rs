@@ -149,6 +149,7 @@ impl<A: Arch, O: Events> File<A, O> {
                 Ok(()) => {}
                 Err(InsertError::Exists) => continue,
                 Err(InsertError::NoMemory) => return Err(BackingError::NoMemory),
+                Err(InsertError::PastEnd) => return Err(BackingError::PastEnd),
             }
             let (bytes, pfn) = (self.host().bytes(), new.folio().head());
             if self.load_page(index, |w, value| bytes.store(pfn, w * 8, value)).is_err() {
@@ -182,6 +183,7 @@ impl<A: Arch, O: Events> File<A, O> {
                 Ok(()) => return Ok(new.into_run(0)),
                 Err(InsertError::Exists) => {}
                 Err(InsertError::NoMemory) => return Err(BackingError::NoMemory),
+                Err(InsertError::PastEnd) => return Err(BackingError::PastEnd),
             }
         }
     }

@@ -54,6 +54,7 @@ impl From<InsertError> for Missed {
         match e {
             InsertError::Exists => Missed::Changed,
             InsertError::NoMemory => Missed::Failed(BackingError::NoMemory),
+            InsertError::PastEnd => Missed::Failed(BackingError::PastEnd),
         }
     }
 }
@@ -305,11 +306,8 @@ impl<A: Arch, O: Events> Backing for Shmem<A, O> {
         if swapped.any(index, 1) {
             return Err(InstallError::Exists);
         }
-        match insert(&self.cache, index, &new, FolioFlags::SWAPBACKED | FolioFlags::DIRTY) {
-            Ok(()) => Ok(new.into_run(0)),
-            Err(InsertError::Exists) => Err(InstallError::Exists),
-            Err(InsertError::NoMemory) => Err(InstallError::NoMemory),
-        }
+        insert(&self.cache, index, &new, FolioFlags::SWAPBACKED | FolioFlags::DIRTY)?;
+        Ok(new.into_run(0))
     }
     fn read_ahead(&self, first: u64, nr: u64) {
         let (mut next, end) = (first, first.saturating_add(nr));

@@ -2,8 +2,7 @@
 
 use super::ModelPlatform;
 use crate::{
-    Backing, BackingError, BackingKind, FoundPage, InsertError, InstallError, PageCache,
-    PageRequest, Platform,
+    Backing, BackingError, BackingKind, FoundPage, InstallError, PageCache, PageRequest, Platform,
 };
 use alloc::sync::Arc;
 use mm_arch::{Arch, Pfn};
@@ -89,11 +88,8 @@ impl<A: Arch> Backing for ModelObject<A> {
         let new = new.map_err(|_| InstallError::NoMemory)?;
         fill(new.folio().head());
         new.folio().set_flag(FolioFlags::UPTODATE | FolioFlags::SWAPBACKED | FolioFlags::DIRTY);
-        match self.cache.insert(index, &new) {
-            Ok(()) => Ok(new.into_run(0)),
-            Err(InsertError::Exists) => Err(InstallError::Exists),
-            Err(InsertError::NoMemory) => Err(InstallError::NoMemory),
-        }
+        self.cache.insert(index, &new)?;
+        Ok(new.into_run(0))
     }
     fn make_writable(&self, index: u64) -> Result<(), BackingError> {
         if let Some(run) = self.cache.get(index) {
