@@ -172,8 +172,12 @@ impl<P: RmapPlatform> AnonTrees<P> {
         let locked = before.then(|| self.merged.write());
         let moved = replace();
         let mut all = locked.unwrap_or_else(|| self.merged.write());
-        if moved && let Some(merged) = all.iter_mut().find(|m| m.pfn == from) {
-            merged.pfn = to;
+        if moved {
+            // What was at the new place before is gone.
+            all.retain(|m| m.pfn != to);
+            if let Some(merged) = all.iter_mut().find(|m| m.pfn == from) {
+                merged.pfn = to;
+            }
         }
         moved
     }

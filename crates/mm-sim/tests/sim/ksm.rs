@@ -16,10 +16,13 @@ fn machine() -> M {
 }
 /// A process with `n` mergeable pages of the same content.
 fn filled(m: &M, n: u64) -> P {
+    filled_with(m, n, 7)
+}
+fn filled_with(m: &M, n: u64, content: u64) -> P {
     let p = m.spawn().expect("process");
     p.mmap_anon(pages(0, n), RW).expect("mmap");
     for i in 0..n {
-        p.store(page(i), 7).expect("store");
+        p.store(page(i), content).expect("store");
     }
     p.madvise(pages(0, n), Advice::Mergeable).expect("mergeable");
     p
@@ -224,6 +227,37 @@ fn a_merged_page_is_found_when_those_it_was_found_in_are_gone() {
     q.exit();
     m.settle();
     assert_eq!(leaks(&m), []);
+}
+
+/// What is remembered of a merged page that is gone does not become another one's that moves
+/// to its frame.
+///
+/// Rules: MIGR-03, RMAP-30.
+#[test]
+fn a_merged_page_moves_to_where_another_one_was() {
+    for [gone, moved] in [[7, 9], [9, 7]] {
+        let m = machine();
+        let mut ksm = Ksm::new();
+        let q = filled_with(&m, 3, gone);
+        passes(&m, &mut ksm, &[&q], 2);
+        let frame = pfn_at(&q, 0);
+        assert_eq!(merged(&m, &q, 3), [0, 1, 2]);
+        let p = filled_with(&m, 3, moved);
+        passes(&m, &mut ksm, &[&p], 2);
+        q.exit();
+        m.settle();
+        // No other frame is handed out than that one.
+        let all = std::iter::from_fn(|| m.host().memmap().alloc(0).ok()).collect::<Vec<_>>();
+        let (there, others): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|own| own.folio().head() == frame);
+        drop(there);
+        let own = m.host().memmap().folio(pfn_at(&p, 0)).grab::<Get>(1).expect("room");
+        m.host().migrate(&own).expect("nobody holds it");
+        drop((own, others));
+        assert_eq!((pfn_at(&p, 0), merged(&m, &p, 3)), (frame, vec![0, 1, 2]));
+        assert_eq!((found(&m, frame), m.host().anon_trees().nr_merged()), (3, 1));
+        sound(&m, &[&p]);
+    }
 }
 
 /// Rules: MIGR-01, MIGR-03, RMAP-27, RMAP-30, KSM-02, FOLIO-50.
