@@ -323,8 +323,10 @@ fn collapse_locked<'m, B: Strategy, P: RmapPlatform>(
     folio.enlist();
     mlock_mapped(vma.flags(), folio, folio.nr_pages());
     let mut entry = E::<P>::leaf(folio.head(), P::Arch::prot(vma.protection()), level).mkyoung();
+    // Whatever the mapping allows by now: there were stores to some page, perhaps (rule PTE-14).
+    entry = entry.mkdirty();
     if vma.flags().contains(VmaFlags::WRITE) {
-        entry = entry.mkdirty().mkwrite(vma.write_kind());
+        entry = entry.mkwrite(vma.write_kind());
     }
     // One reference per entry.
     new.hand_over();

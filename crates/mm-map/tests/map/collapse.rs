@@ -240,7 +240,10 @@ mod generic {
         filled(&p, &[2]);
         mprotect(&BATCHED, &mut p.write(), pages::<A>(0, n), mm_arch::Rights::READ).expect("ok");
         assert_eq!(collapse::<A>(&BATCHED, &p, pmd_order::<A>()), Ok(Collapsed::Now));
-        assert!(!entry::<A>(&p, 0).0.is_writable(Level::Pmd));
+        let leaf = entry::<A>(&p, 0).0;
+        assert!(!leaf.is_writable(Level::Pmd));
+        // What was stored before the mapping lost its rights is not forgotten.
+        assert!(leaf.is_dirty() && leaf.is_soft_dirty() == A::HAS_SOFT_DIRTY);
         audit(&m, &[&p]);
         finish(&m, vec![p]);
     }
@@ -332,7 +335,7 @@ on_all! {
     what_is_held_refuses_and_everything_stays;
     /// Rules: COLL-01; row S-KH2.
     mappings_and_entries_that_cannot_be_collapsed;
-    /// Rules: COLL-04.
+    /// Rules: COLL-04, PTE-14.
     read_only_mappings_get_read_only_leaves;
     /// Rules: COLL-01; rows S-KH4, S-KH6, S-KH11.
     a_scan_keeps_its_limits;
