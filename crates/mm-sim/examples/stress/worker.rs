@@ -183,6 +183,9 @@ impl<'w, A: Arch> Worker<'w, A> {
     }
     /// Stores another one.
     pub fn change(&mut self, region: Region, page: u64) -> Result<(), String> {
+        if region == Region::CutShmem && self.is_behind_end(region, page) {
+            return self.check(region, page);
+        }
         let (at, value) = (self.at(region, page), self.value(region, page));
         let got = match store(self.own(), at, value)? {
             Got::Done(()) => {

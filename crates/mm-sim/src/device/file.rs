@@ -71,6 +71,9 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Somebody reads the page.
+struct Unread;
+
 impl<A: Arch, O: Events> File<A, O> {
     /// A file of `nr_pages` pages, all of them holes, whose store is memory.
     ///
@@ -126,22 +129,30 @@ impl<A: Arch, O: Events> File<A, O> {
         lock(&self.store).write(index, (0..page_words::<A>()).map(word))
     }
 
+    /// The page `index` if it is cached. While somebody reads it into the cache, the
+    /// content is not there, nor may anybody write to it: it is waited for, and looked for again.
+    fn get_valid(&self, index: u64) -> Option<Result<FolioRun, Unread>> {
+        let run = self.cache.get(index)?;
+        let own: FolioRef<'_, _, Get> = self.host().memmap().adopt_run(run);
+        if own.folio().has(FolioFlags::UPTODATE) {
+            // Pairs with the Release of `get_or_read`: the content is there.
+            fence(Acquire);
+            return Some(Ok(own.into_run(run.first)));
+        }
+        // It is read, or gone, when the lock is free.
+        drop(own.folio().lock());
+        Some(Err(Unread))
+    }
     /// The page `index`, read from the store if it is not cached.
     ///
     /// It is in the cache, locked, before it is read. Read before, it could take the place
     /// of a page that was read, stored to, written out and dropped meanwhile.
     fn get_or_read(&self, index: u64) -> Result<FoundPage, BackingError> {
         loop {
-            if let Some(run) = self.cache.get(index) {
-                let own: FolioRef<'_, _, Get> = self.host().memmap().adopt_run(run);
-                if own.folio().has(FolioFlags::UPTODATE) {
-                    // Pairs with the Release below: the content is there.
-                    fence(Acquire);
-                    return Ok(FoundPage { page: own.into_run(run.first), major: false });
-                }
-                // Somebody reads it: it is read, or gone, when the lock is free.
-                drop(own.folio().lock());
-                continue;
+            match self.get_valid(index) {
+                Some(Ok(page)) => return Ok(FoundPage { page, major: false }),
+                Some(Err(Unread)) => continue,
+                None => {}
             }
             let new = self.host().memmap().alloc(0).map_err(|AllocError| BackingError::NoMemory)?;
             let locked = new.folio().lock();
@@ -156,7 +167,7 @@ impl<A: Arch, O: Events> File<A, O> {
                 self.cache.remove(&locked);
                 return Err(BackingError::Io);
             }
-            // Pairs with the Acquire above.
+            // Pairs with the Acquire of `get_valid`.
             fence(Release);
             new.folio().set_flag(FolioFlags::UPTODATE);
             new.folio().enlist();
@@ -168,8 +179,10 @@ impl<A: Arch, O: Events> File<A, O> {
     /// them; the page of it that is `index`.
     fn get_to_overwrite(&self, at: WriteAt) -> Result<FolioRun, BackingError> {
         loop {
-            if let Some(page) = self.cache.get(at.index) {
-                return Ok(page);
+            match self.get_valid(at.index) {
+                Some(Ok(page)) => return Ok(page),
+                Some(Err(Unread)) => continue,
+                None => {}
             }
             let orders = at.orders(A::order(Level::Pmd)).or(OrderSet::of(0));
             let vacant = |order: &u32| self.cache.is_vacant(at.index, 1 << *order);
@@ -186,6 +199,15 @@ impl<A: Arch, O: Events> File<A, O> {
                 Err(InsertError::PastEnd) => return Err(BackingError::PastEnd),
             }
         }
+    }
+
+    /// The `nr` pages from `first` on are empty, in the cache and, up to `end`, in the store.
+    fn discard(&self, first: u64, nr: u64, end: u64, pages: Pages) {
+        evict(&self.cache, first, nr, pages);
+        // What a device that fails keeps is behind the end, or as good as it was.
+        let _ = lock(&self.store).clear(first, end, page_words::<A>());
+        // What somebody read in between is what was there before.
+        evict(&self.cache, first, nr, pages);
     }
 
     /// Writes a dirty folio out; it stays dirty if that fails.
@@ -277,9 +299,8 @@ impl<A: Arch, O: Events> Backing for File<A, O> {
         self.cache.id()
     }
     fn punch(&self, first: u64, nr: u64) -> bool {
-        evict(&self.cache, first, nr, Pages::OfObject);
         let end = first.saturating_add(nr).min(self.nr_pages());
-        let _ = lock(&self.store).clear(first, end, page_words::<A>());
+        self.discard(first, nr, end, Pages::OfObject);
         true
     }
     fn kind(&self) -> BackingKind {
@@ -368,9 +389,7 @@ impl<A: Arch, O: Events> Object<A, O> for File<A, O> {
     }
     fn truncate(&self, nr_pages: u64) {
         self.nr_pages.store(nr_pages, Relaxed);
-        evict(&self.cache, nr_pages, u64::MAX - nr_pages, Pages::All);
-        // What a device that fails keeps is behind the end.
-        let _ = lock(&self.store).clear(nr_pages, u64::MAX, page_words::<A>());
+        self.discard(nr_pages, u64::MAX - nr_pages, u64::MAX, Pages::All);
     }
     fn sync(&self) -> Result<(), FileError> {
         self.sync_range(0, u64::MAX)

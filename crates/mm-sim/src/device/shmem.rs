@@ -100,6 +100,10 @@ impl<A: Arch, O: Events> Shmem<A, O> {
             };
             self.host().bytes().zero(new.folio().head(), nr);
             let swapped = self.swapped();
+            // Whoever cuts the object evicts what came before, under the same lock.
+            if index >= self.nr_pages() {
+                return Err(Missed::Failed(BackingError::PastEnd));
+            }
             if swapped.any(first, nr) {
                 if order == 0 {
                     return Err(Missed::Changed);
@@ -208,10 +212,11 @@ impl<A: Arch, O: Events> Shmem<A, O> {
     }
     /// The pages from `range` on are no pages of the object any more, wherever they are.
     fn discard(&self, range: Range<u64>, pages: Pages) {
-        // What comes back meanwhile is evicted, and what goes out is not left behind.
+        // What is in swap is gone then, and what is not stays in the cache, where it is found.
+        self.swapped().discards += 1;
         self.discard_swapped(range.clone());
         evict(&self.cache, range.start, range.end - range.start, pages);
-        self.discard_swapped(range);
+        self.swapped().discards -= 1;
     }
     fn discard_swapped(&self, range: Range<u64>) {
         // One at a time: the lock is not held when what the swap cache has is given up.
@@ -303,6 +308,9 @@ impl<A: Arch, O: Events> Backing for Shmem<A, O> {
         let new = self.host().memmap().alloc(0).map_err(|_| InstallError::NoMemory)?;
         fill(new.folio().head());
         let swapped = self.swapped();
+        if index >= self.nr_pages() {
+            return Err(InstallError::PastEnd);
+        }
         if swapped.any(index, 1) {
             return Err(InstallError::Exists);
         }
@@ -333,7 +341,11 @@ impl<A: Arch, O: Events> Backing for Shmem<A, O> {
             slots.free(&locked);
             return false;
         }
-        if self.swapped().put(first, folio.order(), slot).is_err() {
+        let put = {
+            let mut swapped = self.swapped();
+            swapped.discards == 0 && swapped.put(first, folio.order(), slot).is_ok()
+        };
+        if !put {
             slots.put(run);
             slots.free(&locked);
             return false;
@@ -345,7 +357,7 @@ impl<A: Arch, O: Events> Backing for Shmem<A, O> {
     }
     fn fill_holes(&self, first: u64, nr: u64, put: &mut dyn FnMut() -> bool) -> bool {
         let swapped = self.swapped();
-        !swapped.any(first, nr) && put()
+        first.saturating_add(nr) <= self.nr_pages() && !swapped.any(first, nr) && put()
     }
     fn make_writable(&self, _: u64) -> Result<(), BackingError> {
         Ok(())

@@ -11,7 +11,13 @@ use std::ops::Range;
 /// Memory is needed for pages that go out only: what takes them back, or gives them up,
 /// cannot fail.
 #[derive(Debug, Default)]
-pub(crate) struct Swapped(Vec<(u64, Place)>);
+pub(crate) struct Swapped {
+    // By index.
+    pages: Vec<(u64, Place)>,
+    /// Pages do not go out while somebody gives some of the object up: they would come back
+    /// behind whoever looks for them in the cache.
+    pub discards: usize,
+}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
@@ -36,12 +42,12 @@ impl Place {
 impl Swapped {
     /// Where the pages of `range` are.
     fn positions(&self, range: Range<u64>) -> Range<usize> {
-        let at = |index| self.0.partition_point(|(i, _)| *i < index);
+        let at = |index| self.pages.partition_point(|(i, _)| *i < index);
         at(range.start)..at(range.end)
     }
     fn place(&self, index: u64) -> Option<Place> {
-        let at = self.0.binary_search_by_key(&index, |(i, _)| *i).ok()?;
-        Some(self.0[at].1)
+        let at = self.pages.binary_search_by_key(&index, |(i, _)| *i).ok()?;
+        Some(self.pages[at].1)
     }
     /// The slot of a page.
     pub fn slot(&self, index: u64) -> Option<SwapSlot> {
@@ -49,7 +55,7 @@ impl Swapped {
     }
     /// The first page from `index` on that has a slot, and its slot.
     pub fn first_from(&self, index: u64) -> Option<(u64, SwapSlot)> {
-        let behind = &self.0[self.positions(0..index).end..];
+        let behind = &self.pages[self.positions(0..index).end..];
         behind.iter().find_map(|(i, place)| Some((*i, place.slot()?)))
     }
     /// Whether one of the `nr` pages from `first` on is swapped out, or lost.
@@ -64,7 +70,7 @@ impl Swapped {
     /// each.
     pub fn lose(&mut self, range: Range<u64>, each: impl FnMut(SwapSlot)) {
         let at = self.positions(range);
-        let places = self.0[at].iter_mut();
+        let places = self.pages[at].iter_mut();
         places.filter_map(|(_, place)| std::mem::replace(place, Place::Lost).slot()).for_each(each);
     }
     /// The pages of a folio of `order`, its first one at `first`, none of which is here, are in
@@ -75,23 +81,23 @@ impl Swapped {
     /// If there is no memory; nothing is changed then.
     pub fn put(&mut self, first: u64, order: u32, slot: SwapSlot) -> Result<(), AllocError> {
         let run = SlotRun::new(slot, 1 << order);
-        self.0.try_reserve(run.nr as usize).map_err(|_| AllocError)?;
+        self.pages.try_reserve(run.nr as usize).map_err(|_| AllocError)?;
         let at = self.positions(0..first).end;
         let places = run.iter().map(|slot| Place::Slot { slot, order });
-        self.0.splice(at..at, (first..).zip(places));
+        self.pages.splice(at..at, (first..).zip(places));
         Ok(())
     }
     /// The pages of `range` are in memory or gone; hands out the slot of each.
     pub fn take(&mut self, range: Range<u64>, each: impl FnMut(SwapSlot)) {
         let at = self.positions(range);
-        self.0.drain(at).filter_map(|(_, place)| place.slot()).for_each(each);
+        self.pages.drain(at).filter_map(|(_, place)| place.slot()).for_each(each);
     }
     /// As [`take`](Self::take), of pages from the end of `range` down to one that has a slot.
     pub fn take_last(&mut self, range: Range<u64>) -> Option<SwapSlot> {
         let at = self.positions(range);
-        let last = self.0[at.clone()].iter().rposition(|(_, place)| place.slot().is_some());
+        let last = self.pages[at.clone()].iter().rposition(|(_, place)| place.slot().is_some());
         let first = at.start + last.unwrap_or(0);
-        self.0.drain(first..at.end).next()?.1.slot()
+        self.pages.drain(first..at.end).next()?.1.slot()
     }
     /// The largest order, up to that of the folio that it went out in, in which the page at
     /// `index` can come back: its whole block is here, in a row and aligned.
@@ -110,7 +116,7 @@ impl Swapped {
     }
     /// The slots.
     pub fn slots(&self) -> impl Iterator<Item = SwapSlot> {
-        self.0.iter().filter_map(|(_, place)| place.slot())
+        self.pages.iter().filter_map(|(_, place)| place.slot())
     }
 }
 
