@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let base = 0x10_0000;
     let range = VirtRange::units(VirtAddr::new(base), 64, 12)?;
     let flags = VmaFlags::READ | VmaFlags::WRITE | VmaFlags::HUGEPAGE;
-    mm.write().insert(Vma::anonymous(range, flags, 12))?;
+    mm.write().change().insert(Vma::anonymous(range, flags, 12))?;
 
     // 16K and 64K folios where they were asked for.
     let thp = ThpPolicy::new(9)

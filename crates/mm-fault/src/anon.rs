@@ -81,13 +81,20 @@ impl<'m, P: RmapPlatform> Fault<'_, 'm, P> {
 
     /// The reverse-map tree for new pages of the mapping.
     pub(crate) fn prepare_anon(&self) -> Result<AnonId, AllocError> {
-        match self.vma.anon() {
-            Some(anon) => Ok(anon),
-            None => {
-                let trees = self.mm().platform().anon_trees();
-                trees.prepare(self.mm(), self.vmas, self.vma)
-            }
+        if let Some(anon) = self.vma.anon() {
+            return Ok(anon);
         }
+        let trees = self.mm().platform().anon_trees();
+        if let Some(vmas) = self.vmas {
+            return trees.prepare(self.mm(), vmas, self.vma);
+        }
+        // The neighbours are not locked. Not waited for: who has the mmap lock may wait for
+        // this VMA (rule RMAP-21).
+        let Some(vmas) = self.mm().try_read() else {
+            self.gave_up.set(true);
+            return Err(AllocError);
+        };
+        trees.prepare(self.mm(), &vmas, self.vma)
     }
 
     /// Makes a filled folio that nobody else knows an anonymous one whose first

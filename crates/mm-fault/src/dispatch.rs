@@ -1,12 +1,13 @@
 //! From an address to the code that resolves it: mapping, PMD level, PTE level.
 
 use crate::flags::{Access, check};
-use crate::{FaultFlags, FaultOutcome, FaultPolicy, FaultSignal};
+use crate::{FaultFlags, FaultOutcome, FaultPolicy, FaultSignal, NeedsMmapLock};
+use core::cell::Cell;
 use mm_arch::{Arch, Entry, FlushScope, Level, Markers, NonPresent, VirtAddr, VirtRange};
 use mm_folio::{Folio, MemMap};
 use mm_pgtable::{Ensured, LockedTable, PageTables, Step, TableSpace, TablesStay};
 use mm_rmap::RmapPlatform;
-use mm_vma::{Event, Mm, MmRead, Observer, Vma, VmaFlags};
+use mm_vma::{Event, Mm, MmRead, Observer, Vma, VmaFlags, VmaRead, VmaStore};
 
 pub(crate) type E<P> = <<P as TableSpace>::Arch as Arch>::Entry;
 pub(crate) type Prot<P> = <E<P> as Entry>::Prot;
@@ -34,27 +35,84 @@ pub fn handle_fault<P: RmapPlatform>(
     let Some(vma) = vmas.find(va) else {
         return FaultOutcome::Signal(FaultSignal::Segv { va });
     };
+    let held = Held { mm: vmas.mm(), stay: vmas.stay(), vmas: Some(vmas), vma };
+    handle(policy, held, va, flags).0
+}
+
+/// As [`handle_fault`], with the lock of one VMA, for which no writer of the mmap lock that
+/// has to do with other VMAs only is waited for.
+///
+/// The mmap lock is taken as well, if that needs no waiting, by the first private page of a
+/// mapping, which looks at its neighbours (rule RMAP-21).
+///
+/// # Errors
+///
+/// If the lock does not suffice: the address is not of the VMA, userfaultfd may have to be
+/// asked, or the mmap lock was needed and not to be had. Nothing was changed.
+pub fn handle_fault_in_vma<P: RmapPlatform>(
+    policy: &FaultPolicy,
+    locked: &VmaRead<'_, P>,
+    va: VirtAddr,
+    flags: FaultFlags,
+) -> Result<FaultOutcome, NeedsMmapLock> {
+    let va = va.align_down(<P::Arch as Arch>::PAGE_SHIFT);
+    let vma = locked.vma();
+    let asks = VmaFlags::UFFD_MISSING | VmaFlags::UFFD_WP | VmaFlags::UFFD_MINOR;
+    if !vma.range().contains(va) || vma.flags().intersects(asks) {
+        return Err(NeedsMmapLock);
+    }
+    let held = Held { mm: locked.mm(), stay: locked.stay(), vmas: None, vma };
+    match handle(policy, held, va, flags) {
+        (_, true) => Err(NeedsMmapLock),
+        (outcome, false) => Ok(outcome),
+    }
+}
+
+/// What the lock that a fault holds gives it.
+pub(crate) struct Held<'f, 'm: 'f, P: RmapPlatform> {
+    pub mm: &'m Mm<P>,
+    pub stay: TablesStay<'f>,
+    /// All of them; `None` with the lock of `vma` only.
+    pub vmas: Option<&'f VmaStore>,
+    pub vma: &'f Vma,
+}
+
+/// The outcome, and whether the fault gave up since it needs the mmap lock.
+fn handle<P: RmapPlatform>(
+    policy: &FaultPolicy,
+    held: Held<'_, '_, P>,
+    va: VirtAddr,
+    flags: FaultFlags,
+) -> (FaultOutcome, bool) {
+    let vma = held.vma;
     let access = match check(vma, va, flags) {
         Ok(access) => access,
-        Err(signal) => return FaultOutcome::Signal(signal),
+        Err(signal) => return (FaultOutcome::Signal(signal), false),
     };
     // Shared memory without an object to keep its pages (rule ANON-01).
     if vma.flags().contains(VmaFlags::SHARED) && vma.is_anonymous() {
-        return FaultOutcome::Signal(FaultSignal::Bus { va });
+        return (FaultOutcome::Signal(FaultSignal::Bus { va }), false);
     }
     let retried = flags.contains(FaultFlags::TRIED);
-    Fault { policy, vmas, vma, va, access, retried }.resolve()
+    let fault = Fault::new(policy, held, va, access, retried);
+    let outcome = fault.resolve();
+    (outcome, fault.gave_up.get())
 }
 
 /// One fault, sane and allowed.
-pub(crate) struct Fault<'f, 'm, P: RmapPlatform> {
+pub(crate) struct Fault<'f, 'm: 'f, P: RmapPlatform> {
     pub policy: &'f FaultPolicy,
-    pub vmas: &'f MmRead<'m, P>,
+    mm: &'m Mm<P>,
+    stay: TablesStay<'f>,
+    /// All VMAs of the space; `None` with the lock of `vma` only.
+    pub vmas: Option<&'f VmaStore>,
     pub vma: &'f Vma,
     /// First address of the page.
     pub va: VirtAddr,
     pub access: Access,
     pub retried: bool,
+    /// Whether it ends, as if there were no memory, because it needs the mmap lock.
+    pub gave_up: Cell<bool>,
 }
 
 /// What a part of the work came to.
@@ -82,9 +140,19 @@ enum Seen<E> {
 }
 
 impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
+    pub fn new(
+        policy: &'f FaultPolicy,
+        held: Held<'f, 'm, P>,
+        va: VirtAddr,
+        access: Access,
+        retried: bool,
+    ) -> Self {
+        let Held { mm, stay, vmas, vma } = held;
+        Fault { policy, mm, stay, vmas, vma, va, access, retried, gave_up: Cell::new(false) }
+    }
     #[inline]
     pub fn mm(&self) -> &'m Mm<P> {
-        self.vmas.mm()
+        self.mm
     }
     #[inline]
     pub fn tables(&self) -> &'m PageTables<P> {
@@ -96,7 +164,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
     }
     #[inline]
     pub fn stay(&self) -> TablesStay<'f> {
-        self.vmas.stay()
+        self.stay
     }
     #[inline]
     pub fn event(&self, event: Event, nr: u64) {

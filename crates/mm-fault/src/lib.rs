@@ -32,7 +32,8 @@
 //!
 //! # Protocol
 //!
-//! * The mmap lock's read side is held throughout: mappings stay and tables stay.
+//! * The mmap lock's read side or the lock of the VMA is held throughout: the mapping stays and
+//!   its tables stay. What looks at other mappings needs the former.
 //! * **Look, prepare, lock, look again.** What to do is decided on a lockless
 //!   look; memory is allocated and filled without locks; then the entry is
 //!   compared under the lock. If it changed, everything is given back and the
@@ -47,7 +48,7 @@
 //! * A large folio's pages share nothing but their counts: a copy is always one
 //!   page, and each entry is decided by its own page's mark.
 //!
-//! Lock order: mmap lock (read), then one table lock, then the counts lock of a
+//! Lock order: mmap lock (read) or VMA lock, then one table lock, then the counts lock of a
 //! folio. The folio lock is only tried under a table lock. Memory is never
 //! allocated under a lock.
 //!
@@ -82,7 +83,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mm = Mm::new(machine::<ModelWord<16>>(ModelConfig::default())?)?;
 //! let range = VirtRange::new(VirtAddr::new(0x1000), 0x8000)?;
-//! mm.write().insert(Vma::anonymous(range, VmaFlags::READ | VmaFlags::WRITE, 12))?;
+//! mm.write().change().insert(Vma::anonymous(range, VmaFlags::READ | VmaFlags::WRITE, 12))?;
 //!
 //! let policy = FaultPolicy::new(ThpPolicy::new(4).with_order(2, OrderMode::Always));
 //! let fault = |va, flags| handle_fault(&policy, &mm.read(), VirtAddr::new(va), flags);
@@ -130,10 +131,10 @@ mod unshare;
 mod write_protect;
 mod zero;
 
-pub use dispatch::handle_fault;
+pub use dispatch::{handle_fault, handle_fault_in_vma};
 pub use flags::FaultFlags;
 pub use order::{Defrag, OrderMode, OrderSet, ThpMode, ThpPolicy};
-pub use outcome::{FaultOutcome, FaultSignal, UserFault};
+pub use outcome::{FaultOutcome, FaultSignal, NeedsMmapLock, UserFault};
 pub use policy::{FaultPolicy, ReusePolicy, SwapInPolicy, UnshareReuse};
 pub use shmem_policy::{ShmemMode, ShmemPolicy, WriteAt};
 pub use swap_back::{SwapBackError, swap_back};

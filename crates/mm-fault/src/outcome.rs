@@ -32,6 +32,18 @@ impl FaultOutcome {
     pub(crate) const MINOR: Self = FaultOutcome::Done { major: false };
 }
 
+/// The lock of its VMA does not suffice for a fault, which has changed nothing: it is handled again
+/// with the mmap lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NeedsMmapLock;
+
+impl fmt::Display for NeedsMmapLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the fault needs the mmap lock")
+    }
+}
+impl core::error::Error for NeedsMmapLock {}
+
 /// Why userfaultfd has to be asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UserFault {

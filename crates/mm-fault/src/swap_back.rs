@@ -1,6 +1,6 @@
 //! Everything comes back from swap.
 
-use crate::dispatch::{E, Fault};
+use crate::dispatch::{E, Fault, Held};
 use crate::flags::Access;
 use crate::{FaultOutcome, FaultPolicy};
 use core::fmt;
@@ -48,7 +48,8 @@ pub fn swap_back<P: RmapPlatform>(
     for vma in vmas.iter() {
         let (mut next, end) = (Some(vma.start()), vma.range());
         while let Some((va, seen, slot)) = next.and_then(|from| next_swapped(vmas, from, end)) {
-            let fault = Fault { policy, vmas, vma, va, access: Access::Read, retried: false };
+            let held = Held { mm: vmas.mm(), stay: vmas.stay(), vmas: Some(vmas), vma };
+            let fault = Fault::new(policy, held, va, Access::Read, false);
             match fault.swap_in(seen, slot) {
                 // There now, or somebody else is at it: looked at again.
                 FaultOutcome::Done { .. } | FaultOutcome::UserFault { .. } => {}

@@ -34,7 +34,7 @@ pub fn exit<P: RmapPlatform>(policy: &MapPolicy, mm: &Mm<P>) {
         unlink_vma(mm, vma);
     }
     if let Ok(all) = VirtRange::new(VirtAddr::new(0), u64::MAX) {
-        vmas.remove(all, |_| ());
+        vmas.change().remove(all, |_| ());
         free_tables(&mut vmas, all, &mut gather);
     }
     gather.finish();

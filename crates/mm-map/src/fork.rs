@@ -97,14 +97,14 @@ fn copy_vmas<P: RmapPlatform>(
         let mut vma = parent_vma.clone();
         vma.set_flags(inherited(parent_vma.flags()));
         vma.set_anon(None);
-        child_vmas.insert(vma).map_err(|_| ForkError::NoMemory(at))?;
+        child_vmas.change().insert(vma).map_err(|_| ForkError::NoMemory(at))?;
         if parent_vma.flags().contains(VmaFlags::WIPEONFORK) {
             continue;
         }
         let Some(child_vma) = child_vmas.find(at) else { continue };
         if fork_vma(child, parent_vma, child_vma).is_err() {
             // In no tree: it must not be there when the child is taken apart.
-            child_vmas.remove(parent_vma.range(), |_| ());
+            child_vmas.change().remove(parent_vma.range(), |_| ());
             return Err(ForkError::NoMemory(at));
         }
         let Some(child_vma) = child_vmas.find(at) else { continue };

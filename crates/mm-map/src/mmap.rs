@@ -38,7 +38,7 @@ pub fn mmap_anon<P: RmapPlatform>(
         flags |= VmaFlags::ACCOUNT;
     }
     let vma = Vma::anonymous(range, flags, P::Arch::PAGE_SHIFT);
-    vmas.insert(vma).map_err(|e| MapError::store(e, range.start()))?;
+    vmas.change().insert(vma).map_err(|e| MapError::store(e, range.start()))?;
     merge(vmas, range);
     Ok(())
 }
@@ -68,11 +68,11 @@ pub fn mmap_backing<P: RmapPlatform>(
         flags |= VmaFlags::ACCOUNT;
     }
     let vma = Vma::of_backing(range, flags, P::Arch::PAGE_SHIFT, backing, first_page);
-    vmas.insert(vma).map_err(|e| MapError::store(e, range.start()))?;
+    vmas.change().insert(vma).map_err(|e| MapError::store(e, range.start()))?;
     let mm = vmas.mm();
     let linked = vmas.find(range.start()).is_some_and(|vma| link_vma(mm, vma).is_ok());
     if !linked {
-        vmas.remove(range, |_| ());
+        vmas.change().remove(range, |_| ());
         return Err(MapError::NoMemory(range.start()));
     }
     merge(vmas, range);
@@ -127,6 +127,6 @@ pub(crate) fn remove_vmas<'m, P: RmapPlatform>(
     for vma in vmas.overlapping(range) {
         unlink_vma(mm, vma);
     }
-    vmas.remove(range, |_| ());
+    vmas.change().remove(range, |_| ());
     free_tables(vmas, range, gather);
 }

@@ -99,7 +99,7 @@ fn move_part<P: RmapPlatform>(
     // Userfaultfd does not follow a move (rule MREMAP-01).
     dst.set_flags(src.flags() - VmaFlags::UFFD_ANY);
     dst.set_anon(None);
-    if vmas.insert(dst).is_err() {
+    if vmas.change().insert(dst).is_err() {
         merge(vmas, part);
         return Err(no_memory);
     }
@@ -127,7 +127,7 @@ fn move_part<P: RmapPlatform>(
             remove_vmas(vmas, target, &mut gather);
             gather.finish();
         } else {
-            vmas.remove(target, |_| ());
+            vmas.change().remove(target, |_| ());
         }
         merge(vmas, part);
         return Err(no_memory);
@@ -139,7 +139,7 @@ fn move_part<P: RmapPlatform>(
             gather.finish();
         }
         OldPlace::Keep => {
-            if let Some(src) = vmas.find_mut(part.start()) {
+            if let Some(src) = vmas.change().find_mut(part.start()) {
                 src.set_flags(src.flags() - VmaFlags::LOCKED - VmaFlags::LOCKONFAULT);
                 trees.unlink(mm, src);
                 vma_flags_changed(mm, src);
@@ -193,7 +193,7 @@ pub fn mremap_resize<P: RmapPlatform>(
         return Err(MapError::Overflow(start));
     }
     // Whatever is in the way: it cannot grow here.
-    vmas.resize(whole.start(), grown).map_err(|_| MapError::NoMemory(start))?;
+    vmas.change().resize(whole.start(), grown).map_err(|_| MapError::NoMemory(start))?;
     if let Some(vma) = vmas.find(start) {
         let mm = vmas.mm();
         vma_resized(mm, whole, vma);

@@ -15,7 +15,8 @@ pub(crate) fn free_tables<'m, P: RmapPlatform>(
     gather: &mut FolioGather<'m, P>,
 ) {
     let gap = gap_around(vmas, range);
-    // SAFETY: `vmas` is the mmap lock's write side, no VMA is in `gap`, and no
-    // table is locked by this thread.
+    debug_assert!(vmas.excludes(range), "somebody may walk under {range:?}");
+    // SAFETY: `vmas` is the mmap lock's write side, no VMA is in `gap`, so nobody holds the lock
+    // of one there, and no table is locked by this thread.
     unsafe { vmas.mm().tables().free_empty_tables_in(range, gap, gather) };
 }

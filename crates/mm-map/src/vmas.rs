@@ -105,7 +105,7 @@ pub(crate) fn give_flags<P: RmapPlatform>(
     flags: VmaFlags,
 ) {
     let mm = vmas.mm();
-    if let Some(vma) = vmas.find_mut(va) {
+    if let Some(vma) = vmas.change().find_mut(va) {
         vma.set_flags(flags);
         vma_flags_changed(mm, vma);
     }

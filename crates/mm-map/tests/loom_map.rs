@@ -5,7 +5,12 @@
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p mm-map --profile loom --test loom_map
 //! ```
+//!
+//! Faults with the lock of one mapping are in `loom_map/vma_lock.rs`.
 #![cfg(loom)]
+
+#[path = "loom_map/vma_lock.rs"]
+mod vma_lock;
 
 use core::ops::ControlFlow;
 use mm_arch::model::ModelWord;

@@ -27,7 +27,7 @@ impl<S: TableSpace> PageTables<S> {
     /// # Safety
     ///
     /// The caller holds the mmap lock's exclusive side, and no VMA over `gap` is
-    /// in an rmap tree. Lockless walkers may be inside.
+    /// in an rmap tree, or locked by somebody. Lockless walkers may be inside.
     pub unsafe fn free_empty_tables_in<T>(
         &self,
         range: VirtRange,

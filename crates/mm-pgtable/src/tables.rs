@@ -11,9 +11,9 @@ use mm_sync::Quiescence;
 
 /// Proof that no page table of the address space is freed during `'g`.
 ///
-/// Held by whoever holds the mmap lock (either side), or the rmap lock of a VMA
-/// that spans the walk: tables are freed only by a holder of the mmap lock's
-/// exclusive side, after the VMA left the rmap trees. Locks may be waited for
+/// Held by whoever holds the mmap lock (either side), or the lock or the rmap lock of a
+/// VMA that spans the walk: tables are freed only by a holder of the mmap lock's
+/// exclusive side who excludes the former, after the VMA left the rmap trees. Locks may be waited for
 /// with this proof, unlike with a quiescence guard.
 ///
 /// A proof of [`of`](Self::of) knows what it is about: using it with other

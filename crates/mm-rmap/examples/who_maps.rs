@@ -44,7 +44,7 @@ fn fork(parent: &Mm<P>) -> Result<Arc<Mm<P>>, Box<dyn Error>> {
     for vma in vmas.iter() {
         let copy = vma.clone();
         parent.platform().anon_trees().fork_vma(&child, vma, &copy)?;
-        child.write().insert(copy)?;
+        child.write().change().insert(copy)?;
     }
     Ok(child)
 }
@@ -68,7 +68,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let platform = machine::<A>(ModelConfig::default())?;
     let parent = Mm::new(platform.clone())?;
     let range = VirtRange::new(VirtAddr::new(0x4000), 0x10_000)?;
-    parent.write().insert(Vma::anonymous(range, VmaFlags::READ | VmaFlags::WRITE, 12))?;
+    parent.write().change().insert(Vma::anonymous(range, VmaFlags::READ | VmaFlags::WRITE, 12))?;
 
     let old = fault(&parent, VirtAddr::new(0x8000))?;
     let (_first, second) = (fork(&parent)?, fork(&parent)?);

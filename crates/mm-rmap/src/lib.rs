@@ -89,7 +89,7 @@
 //! let trees = machine.anon_trees();
 //! let (parent, child) = (Mm::new(machine.clone())?, Mm::new(machine.clone())?);
 //! let range = VirtRange::new(VirtAddr::new(0x1000), 0x4000).unwrap();
-//! parent.write().insert(Vma::anonymous(range, VmaFlags::READ | VmaFlags::WRITE, 12))?;
+//! parent.write().change().insert(Vma::anonymous(range, VmaFlags::READ | VmaFlags::WRITE, 12))?;
 //!
 //! // The first fault makes a tree, a fork makes another one below it.
 //! let vmas = parent.read();

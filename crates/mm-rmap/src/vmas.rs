@@ -102,7 +102,7 @@ pub fn split_vma<P: RmapPlatform>(
 ) -> Result<bool, StoreError> {
     let mm = vmas.mm();
     let old = vmas.find(va).map(Vma::range);
-    if !vmas.split_at(va)? {
+    if !vmas.change().split_at(va)? {
         return Ok(false);
     }
     let (Some(old), Some(upper)) = (old, vmas.find(va)) else { return Ok(true) };
@@ -111,7 +111,7 @@ pub fn split_vma<P: RmapPlatform>(
     // its old range: a walk meets its pages twice rather than never.
     if clone_vma(mm, lower, upper).is_err() {
         let halves = |_: &Vma, u: &Vma| u.start() == va;
-        vmas.merge_around(old, halves, |_, _| ());
+        vmas.change().merge_around(old, halves, |_, _| ());
         return Err(StoreError::NoMemory);
     }
     vma_resized(mm, old, lower);
@@ -122,7 +122,7 @@ pub fn split_vma<P: RmapPlatform>(
 pub fn merge_vmas<P: RmapPlatform>(vmas: &mut MmWrite<'_, P>, range: VirtRange) {
     let mm = vmas.mm();
     let (anon, files) = (mm.platform().anon_trees(), mm.platform().file_trees());
-    vmas.merge_around(
+    vmas.change().merge_around(
         range,
         |lower, upper| anon.mergeable(lower, upper),
         |lower, upper| {

@@ -75,7 +75,7 @@ fn vma(page: u64, n: u64) -> Vma {
 fn setup() -> (P, Arc<Mm<P>>) {
     let p = machine::<A>(ModelConfig::default()).expect("machine");
     let mm = Mm::new(p.clone()).expect("space");
-    mm.write().insert(vma(0, 16)).expect("free");
+    mm.write().change().insert(vma(0, 16)).expect("free");
     (p, mm)
 }
 fn trees(p: &P) -> &AnonTrees<P> {

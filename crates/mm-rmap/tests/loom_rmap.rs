@@ -51,7 +51,7 @@ fn space() -> (P, Space) {
     let mm = Mm::new(p.clone()).expect("space");
     let range = VirtRange::units(AT, 2, 12).expect("range");
     let vma = Vma::anonymous(range, VmaFlags::READ | VmaFlags::WRITE, 12);
-    mm.write().insert(vma).expect("free");
+    mm.write().change().insert(vma).expect("free");
     (p, Space(mm))
 }
 /// The models free no tables while these run.

@@ -69,6 +69,8 @@ pub struct EventCounts {
     pub hint_faults: Counter,
     pub hints_restored: Counter,
     pub hints_moved: Counter,
+    pub faults_in_vma: Counter,
+    pub faults_in_mm: Counter,
 }
 
 impl Observer for EventCounts {
@@ -118,6 +120,8 @@ impl Observer for EventCounts {
             Event::HintFaults => self.hint_faults.add(nr),
             Event::HintsRestored => self.hints_restored.add(nr),
             Event::HintsMoved => self.hints_moved.add(nr),
+            Event::FaultsInVma => self.faults_in_vma.add(nr),
+            Event::FaultsInMm => self.faults_in_mm.add(nr),
         }
     }
 }

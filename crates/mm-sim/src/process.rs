@@ -3,11 +3,14 @@
 use crate::events::{EventCounts, Events};
 use crate::{CpuAccess, Host, PageFault};
 use mm_arch::{AccessKind, Arch, Entry, Level, NonPresent, Tlb, VirtAddr, VirtRange};
-use mm_fault::{FaultFlags, FaultOutcome, FaultPolicy, FaultSignal, UserFault, handle_fault};
+use mm_fault::{
+    FaultFlags, FaultOutcome, FaultPolicy, FaultSignal, UserFault, handle_fault,
+    handle_fault_in_vma,
+};
 use mm_map::{Comes, MapError, WpChange};
 use mm_pgtable::{LockedEntry, TableSpace};
 use mm_sync::Quiescence;
-use mm_vma::{Mm, MmRead};
+use mm_vma::{Event, Mm, MmRead, Observer, Platform};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -189,8 +192,15 @@ impl<A: Arch, O: Events> Process<A, O> {
             CpuAccess::Plain(AccessKind::Exec) => FaultFlags::EXEC,
             CpuAccess::ShadowStack => FaultFlags::WRITE | FaultFlags::SHADOW_STACK,
         };
-        let vmas = self.mm.read();
-        match self.handle_fault(&policy, &vmas, fault.va, flags) {
+        let in_vma = self
+            .mm
+            .lock_vma(fault.va)
+            .and_then(|locked| handle_fault_in_vma(&policy, &locked, fault.va, flags).ok());
+        let event = if in_vma.is_some() { Event::FaultsInVma } else { Event::FaultsInMm };
+        self.host().observer().event(event, 1);
+        let outcome =
+            in_vma.unwrap_or_else(|| self.handle_fault(&policy, &self.mm.read(), fault.va, flags));
+        match outcome {
             FaultOutcome::Done { major } => {
                 self.faults().cpu.push(FaultRecord { va: fault.va, major });
                 Ok(())

@@ -13,3 +13,8 @@ pub fn spawn<T: 'static>(f: impl FnOnce() -> T + 'static) -> JoinHandle<T> {
     crate::model::spawned();
     handle
 }
+
+/// Whether this thread is on its way out of a failure.
+pub fn is_failing() -> bool {
+    std::thread::panicking()
+}

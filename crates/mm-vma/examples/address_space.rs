@@ -17,10 +17,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let range = VirtRange::units(VirtAddr::new(0x4000), 8, 12)?;
     {
         let mut vmas = mm.write();
-        vmas.insert(Vma::anonymous(range, VmaFlags::READ | VmaFlags::WRITE, 12))?;
+        vmas.change().insert(Vma::anonymous(range, VmaFlags::READ | VmaFlags::WRITE, 12))?;
         // The upper half becomes a mapping of its own, without write permission.
-        vmas.split_at(VirtAddr::new(0x8000))?;
-        if let Some(upper) = vmas.find_mut(VirtAddr::new(0x8000)) {
+        vmas.change().split_at(VirtAddr::new(0x8000))?;
+        if let Some(upper) = vmas.change().find_mut(VirtAddr::new(0x8000)) {
             upper.set_flags(upper.flags() - VmaFlags::WRITE);
         }
     }

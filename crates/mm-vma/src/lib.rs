@@ -63,13 +63,14 @@ mod store;
 mod swap;
 mod swap_slots;
 mod vma;
+mod vma_lock;
 mod writable;
 
 pub use backing::{Backing, BackingError, BackingKind, FoundPage, InstallError, PageRequest};
 pub use counters::{MmCounters, RssKind};
 pub use flags::VmaFlags;
 pub use mlock::{NEVER_LOCKED, mlock_mapped, munlock_unmapped};
-pub use mm::{Mm, MmError, MmRead, MmWrite};
+pub use mm::{Mm, MmError, MmRead, MmWrite, VmaRead};
 pub use mm_pgtable::TablesStay;
 pub use page_cache::{InsertError, PageCache};
 pub use platform::{Event, Interrupt, Observer, Platform};
@@ -82,4 +83,5 @@ pub use swap::{
 };
 pub use swap_slots::{CLUSTER_SLOTS, SlotState, SwapError, SwapSlots, Zeros};
 pub use vma::Vma;
+pub use vma_lock::StoreChange;
 pub use writable::can_change_writable;

@@ -1,15 +1,16 @@
 //! One address space.
 
 use crate::shared::try_arc_cyclic;
-use crate::{MmCounters, Platform, VmaStore};
+use crate::vma_lock::{Locked, Reading, StoreChange, Vmas, Writing};
+use crate::{MmCounters, Platform, Vma, VmaStore};
 use alloc::sync::{Arc, Weak};
 use core::fmt;
-use core::ops::{Deref, DerefMut};
+use core::ops::Deref;
 use mm_arch::{Arch, SpaceId, VirtAddr, VirtRange};
 use mm_folio::{AllocError, MmId};
 use mm_pgtable::{PageTables, TableAllocError, TablesStay};
+use mm_sync::SeqCount;
 use mm_sync::atomic::{AtomicBool, Ordering};
-use mm_sync::{ReadGuard, RwLock, SeqCount, WriteGuard};
 
 /// Why an address space could not be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,12 +45,13 @@ impl From<AllocError> for MmError {
 ///
 /// # Invariants
 ///
-/// * Page tables are freed only by a holder of the mmap lock's write side.
+/// * Page tables are freed only by a holder of the mmap lock's write side, and only such as
+///   cover no VMA that it did not exclude the holders of locks from.
 /// * The id is not reused before the last mapping of this space is gone
 ///   (known race: a new owner of the id would look like the old one).
 pub struct Mm<P: Platform> {
     tables: PageTables<P>,
-    vmas: RwLock<P::MmapLock, VmaStore>,
+    vmas: Vmas<P::MmapLock>,
     counters: MmCounters,
     id: MmId,
     /// Odd while fork copies this space.
@@ -71,7 +73,7 @@ impl<P: Platform> Mm<P> {
         let made = tables.map_err(MmError::from).and_then(|tables| {
             let made = try_arc_cyclic(|me| Mm {
                 tables,
-                vmas: RwLock::new(VmaStore::new(<P::Arch as Arch>::PAGE_SHIFT)),
+                vmas: Vmas::new(VmaStore::new(<P::Arch as Arch>::PAGE_SHIFT)),
                 counters: MmCounters::new(),
                 id,
                 write_protect_seq: SeqCount::new(),
@@ -121,10 +123,25 @@ impl<P: Platform> Mm<P> {
     pub fn try_read(&self) -> Option<MmRead<'_, P>> {
         Some(MmRead { mm: self, vmas: self.vmas.try_read()? })
     }
-    /// Takes the mmap lock's write side.
+    /// Takes the mmap lock's write side; nobody holds the lock of a VMA then.
     #[inline]
     pub fn write(&self) -> MmWrite<'_, P> {
-        MmWrite { mm: self, vmas: self.vmas.write() }
+        MmWrite { mm: self, vmas: self.vmas.write(None) }
+    }
+    /// Takes the mmap lock's write side, for an operation that changes no VMA but such as
+    /// overlap or touch `range`, and nothing that is mapped by others: nobody holds the
+    /// lock of one of these then. The others can be locked meanwhile.
+    #[inline]
+    pub fn write_within(&self, range: VirtRange) -> MmWrite<'_, P> {
+        MmWrite { mm: self, vmas: self.vmas.write(Some(range)) }
+    }
+    /// Locks the VMA at `va`, without the mmap lock. `None` if there is none, or a writer of
+    /// the mmap lock keeps it: the mmap lock's read side tells.
+    ///
+    /// Who holds it waits for no mmap lock of this space: its writer may wait for the VMA.
+    #[inline]
+    pub fn lock_vma(&self, va: VirtAddr) -> Option<VmaRead<'_, P>> {
+        Some(VmaRead { mm: self, vma: self.vmas.lock(va)? })
     }
     /// Whether the memory of this space is about to be given back.
     #[inline]
@@ -184,15 +201,45 @@ impl<P: Platform> Drop for Mm<P> {
 #[must_use = "the lock is given back when the guard is dropped"]
 pub struct MmRead<'m, P: Platform> {
     mm: &'m Mm<P>,
-    vmas: ReadGuard<'m, P::MmapLock, VmaStore>,
+    vmas: Reading<'m, P::MmapLock>,
 }
 
-/// The write side of an mmap lock: nobody else changes mappings, faults, or
-/// frees tables.
+/// The write side of an mmap lock: nobody else changes mappings or frees tables. Nobody
+/// faults but who holds the lock of a VMA that it does not [exclude](Self::excludes).
 #[must_use = "the lock is given back when the guard is dropped"]
 pub struct MmWrite<'m, P: Platform> {
     mm: &'m Mm<P>,
-    vmas: WriteGuard<'m, P::MmapLock, VmaStore>,
+    vmas: Writing<'m, P::MmapLock>,
+}
+
+/// The lock of one VMA.
+///
+/// What it proves: this VMA does not change, and no page table that covers a page of it is
+/// freed. What it does not: anything about other VMAs, or that entries stay.
+#[must_use = "the lock is given back when the guard is dropped"]
+pub struct VmaRead<'m, P: Platform> {
+    mm: &'m Mm<P>,
+    vma: Locked<'m>,
+}
+
+impl<'m, P: Platform> VmaRead<'m, P> {
+    /// The address space.
+    #[inline]
+    pub fn mm(&self) -> &'m Mm<P> {
+        self.mm
+    }
+    /// The VMA.
+    #[inline]
+    pub fn vma(&self) -> &Vma {
+        &self.vma
+    }
+    /// The proof that the page tables of the VMA stay while this guard lives.
+    #[inline]
+    pub fn stay(&self) -> TablesStay<'_> {
+        // SAFETY: whoever frees tables has excluded the VMAs that they cover (invariant of
+        // `Mm`), and cannot exclude this one while it is locked.
+        unsafe { TablesStay::of_range(self.mm.tables(), self.vma.range()) }
+    }
 }
 
 impl<'m, P: Platform> MmRead<'m, P> {
@@ -215,6 +262,16 @@ impl<'m, P: Platform> MmWrite<'m, P> {
     #[inline]
     pub fn mm(&self) -> &'m Mm<P> {
         self.mm
+    }
+    /// The VMAs, to change. Locks may be held while the result lives: it is used for one
+    /// change, or a few.
+    #[inline]
+    pub fn change(&mut self) -> StoreChange<'_, P::MmapLock> {
+        self.vmas.change()
+    }
+    /// Whether nobody holds the lock of a VMA that overlaps `range`.
+    pub fn excludes(&self, range: VirtRange) -> bool {
+        self.vmas.excludes(range)
     }
     /// The proof that page tables stay, but for those this thread frees.
     #[inline]
@@ -240,12 +297,6 @@ impl<P: Platform> Deref for MmWrite<'_, P> {
         &self.vmas
     }
 }
-impl<P: Platform> DerefMut for MmWrite<'_, P> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut VmaStore {
-        &mut self.vmas
-    }
-}
 impl<P: Platform> fmt::Debug for MmRead<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "MmRead({:?})", self.mm.id)
@@ -254,5 +305,10 @@ impl<P: Platform> fmt::Debug for MmRead<'_, P> {
 impl<P: Platform> fmt::Debug for MmWrite<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "MmWrite({:?})", self.mm.id)
+    }
+}
+impl<P: Platform> fmt::Debug for VmaRead<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VmaRead({:?}, {:?})", self.mm.id, self.vma.range())
     }
 }

@@ -92,6 +92,11 @@ pub enum Event {
     HintsRestored,
     /// Pages moved nearer to such an access.
     HintsMoved,
+    /// Faults that the lock of one mapping sufficed for.
+    FaultsInVma,
+    /// Faults that took the mmap lock: the lock of the mapping was not to be had, or did not
+    /// suffice.
+    FaultsInMm,
 }
 
 /// Hears of events. `()` hears nothing and costs nothing.

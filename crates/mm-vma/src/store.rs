@@ -1,6 +1,7 @@
 //! The VMAs of an address space, in address order.
 
-use crate::Vma;
+use crate::{Vma, try_arc};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use mm_arch::{VirtAddr, VirtRange};
@@ -34,10 +35,12 @@ impl core::error::Error for StoreError {}
 ///
 /// # Invariants
 ///
-/// Ranges are page-aligned, ascending and do not overlap.
+/// * Ranges are page-aligned, ascending and do not overlap.
+/// * A VMA does not move in memory: who holds its lock refers to it. Nobody else has a
+///   reference to keep, so each `Arc`, which lets others have pointers, is the only one.
 #[derive(Debug)]
 pub struct VmaStore {
-    vmas: Vec<Vma>,
+    vmas: Vec<Arc<Vma>>,
     page_shift: u32,
 }
 
@@ -54,31 +57,36 @@ impl VmaStore {
     /// The VMA that contains `va`.
     #[inline]
     pub fn find(&self, va: VirtAddr) -> Option<&Vma> {
-        self.vmas.get(self.index_from(va)).filter(|v| v.range().contains(va))
+        self.next_from(va).filter(|v| v.range().contains(va))
     }
     /// The VMA that contains `va`, to change.
+    ///
+    /// # Panics
+    ///
+    /// This and whatever else changes or removes VMAs, if one of them is locked: the writer
+    /// did not exclude it.
     pub fn find_mut(&mut self, va: VirtAddr) -> Option<&mut Vma> {
         let i = self.index_from(va);
-        self.vmas.get_mut(i).filter(|v| v.range().contains(va))
+        self.vmas.get_mut(i).filter(|v| v.range().contains(va)).and_then(exclusive)
     }
     /// The first VMA that ends behind `va`.
     #[inline]
     pub fn next_from(&self, va: VirtAddr) -> Option<&Vma> {
-        self.vmas.get(self.index_from(va))
+        self.vmas.get(self.index_from(va)).map(|v| &**v)
     }
     /// All VMAs.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Vma> {
-        self.vmas.iter()
+        self.vmas.iter().map(|v| &**v)
     }
     /// VMAs that overlap `range`.
     pub fn overlapping(&self, range: VirtRange) -> impl DoubleEndedIterator<Item = &Vma> {
         let (a, b) = self.span_of(range);
-        self.vmas[a..b].iter()
+        self.vmas[a..b].iter().map(|v| &**v)
     }
     /// VMAs that overlap `range`, to change (not their ranges).
     pub fn overlapping_mut(&mut self, range: VirtRange) -> impl Iterator<Item = &mut Vma> {
         let (a, b) = self.span_of(range);
-        self.vmas[a..b].iter_mut()
+        self.vmas[a..b].iter_mut().filter_map(exclusive)
     }
     fn span_of(&self, range: VirtRange) -> (usize, usize) {
         let a = self.index_from(range.start());
@@ -131,6 +139,7 @@ impl VmaStore {
             return Err(StoreError::Overlaps(self.vmas[a].range()));
         }
         self.vmas.try_reserve(1).map_err(|_| StoreError::NoMemory)?;
+        let vma = try_arc(vma).map_err(|_| StoreError::NoMemory)?;
         self.vmas.insert(a, vma);
         Ok(())
     }
@@ -143,9 +152,13 @@ impl VmaStore {
         self.check_aligned(va)?;
         self.vmas.try_reserve(1).map_err(|_| StoreError::NoMemory)?;
         let i = self.index_from(va);
-        let Some(upper) = self.vmas.get_mut(i).and_then(|v| v.split_off(va)) else {
+        let Some((lower, upper)) = self.vmas.get(i).and_then(|v| v.parts(va)) else {
             return Ok(false);
         };
+        let upper = try_arc(upper).map_err(|_| StoreError::NoMemory)?;
+        if let Some(vma) = exclusive(&mut self.vmas[i]) {
+            vma.set_range(lower);
+        }
         self.vmas.insert(i + 1, upper);
         Ok(true)
     }
@@ -168,7 +181,7 @@ impl VmaStore {
         let (a, b) = self.span_of(range);
         for vma in self.vmas.drain(a..b) {
             debug_assert!(range.covers(vma.range()), "range was not split around");
-            each(vma);
+            each(alone(vma));
         }
     }
     /// Joins neighbours that touch `range` and continue each other, where
@@ -186,8 +199,10 @@ impl VmaStore {
         while i + 1 < end {
             let (lower, upper) = (&self.vmas[i], &self.vmas[i + 1]);
             if lower.continues_into(upper) && compatible(lower, upper) {
-                let upper = self.vmas.remove(i + 1);
-                self.vmas[i].absorb(&upper);
+                let upper = alone(self.vmas.remove(i + 1));
+                if let Some(lower) = exclusive(&mut self.vmas[i]) {
+                    lower.absorb(&upper);
+                }
                 joined(&self.vmas[i], &upper);
                 end -= 1;
             } else {
@@ -203,18 +218,32 @@ impl VmaStore {
     pub fn resize(&mut self, start: VirtAddr, range: VirtRange) -> Result<(), StoreError> {
         self.check_aligned(VirtAddr::new(range.bytes()))?;
         let i = self.index_from(start);
-        let next = self.vmas.get(i + 1).map(Vma::range);
+        let next = self.vmas.get(i + 1).map(|v| v.range());
         match self.vmas.get_mut(i).filter(|v| v.start() == start && range.start() == start) {
             None => Err(StoreError::NotMapped(start)),
             Some(_) if next.is_some_and(|n| n.intersect(range).is_some()) => {
                 Err(StoreError::Overlaps(range))
             }
             Some(vma) => {
-                vma.set_range(range);
+                if let Some(vma) = exclusive(vma) {
+                    vma.set_range(range);
+                }
                 Ok(())
             }
         }
     }
+}
+
+/// `vma`, to change: nobody holds its lock, nor takes it while the store is borrowed to change.
+fn exclusive(vma: &mut Arc<Vma>) -> Option<&mut Vma> {
+    vma.holders().expect_none();
+    // Always there: see the invariants.
+    Arc::get_mut(vma)
+}
+/// `vma`, out of the store.
+fn alone(vma: Arc<Vma>) -> Vma {
+    vma.holders().expect_none();
+    Arc::unwrap_or_clone(vma)
 }
 
 #[cfg(all(test, not(loom)))]

@@ -1,5 +1,6 @@
 //! One mapping.
 
+use crate::vma_lock::Holders;
 use crate::{Backing, VmaFlags, VmaRights};
 use alloc::sync::Arc;
 use mm_arch::{Protection, VirtAddr, VirtRange, WriteKind};
@@ -12,7 +13,8 @@ use mm_sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 ///
 /// The range is page-aligned. `anon` goes from none to one id under the mmap
 /// lock's read side (the first anonymous fault), and changes otherwise only
-/// under the write side.
+/// under the write side. Nothing else but what faults learn changes while somebody
+/// holds the mmap lock's read side or the lock of this VMA.
 #[derive(Debug)]
 pub struct Vma {
     range: VirtRange,
@@ -31,6 +33,7 @@ pub struct Vma {
     fault_credit: AtomicU16,
     // Whether it grew by another mapping since it was last copied by a fork.
     joined: AtomicBool,
+    holders: Holders,
 }
 
 /// The learned state goes along but for the credit, which is not there twice.
@@ -46,6 +49,7 @@ impl Clone for Vma {
             fault_hint: AtomicU32::new(self.fault_hint()),
             fault_credit: AtomicU16::new(0),
             joined: AtomicBool::new(self.joined_since_fork()),
+            holders: Holders::none(),
         }
     }
 }
@@ -64,6 +68,7 @@ impl Vma {
             fault_hint: AtomicU32::new(0),
             fault_credit: AtomicU16::new(0),
             joined: AtomicBool::new(false),
+            holders: Holders::none(),
         }
     }
     /// A mapping of `backing` from page `first_page` of it on. `flags` says whether
@@ -216,7 +221,7 @@ impl Vma {
         self.fault_hint.load(Ordering::Relaxed)
     }
     /// Replaces [`fault_hint`](Self::fault_hint), under either side of the mmap
-    /// lock. Concurrent faults may overwrite each other's.
+    /// lock or the lock of this VMA. Concurrent faults may overwrite each other's.
     #[inline]
     pub fn set_fault_hint(&self, hint: u32) {
         self.fault_hint.store(hint, Ordering::Relaxed);
@@ -264,19 +269,19 @@ impl Vma {
     pub fn moved_to(&self, range: VirtRange, pgoff: u64) -> Self {
         Vma { range, pgoff, ..self.clone() }
     }
-    /// Cuts the mapping at `va`, strictly inside: the upper part.
-    pub(crate) fn split_off(&mut self, va: VirtAddr) -> Option<Self> {
+    /// The mapping cut at `va`, strictly inside: the range of the lower part, and the
+    /// upper part.
+    pub(crate) fn parts(&self, va: VirtAddr) -> Option<(VirtRange, Self)> {
         if !self.range.contains(va) || va == self.start() {
             return None;
         }
-        let lower = va.bytes_from(self.start());
-        let upper = Vma {
-            range: VirtRange::new(va, self.range.bytes() - lower).ok()?,
-            pgoff: self.linear_index(va),
-            ..self.clone()
-        };
-        self.range = VirtRange::new(self.start(), lower).ok()?;
-        Some(upper)
+        let lower = VirtRange::new(self.start(), va.bytes_from(self.start())).ok()?;
+        let upper = VirtRange::new(va, self.range.bytes() - lower.bytes()).ok()?;
+        Some((lower, self.moved_to(upper, self.linear_index(va))))
+    }
+    /// Who holds the lock of this VMA.
+    pub(crate) fn holders(&self) -> &Holders {
+        &self.holders
     }
     /// Whether `next` continues this mapping: adjacent, same rights, same
     /// linear indexes. The trees are the caller's business.

@@ -82,7 +82,7 @@ impl<A: Arch> Process<A> {
         self.mm.platform()
     }
     pub fn map(&self, range: VirtRange, flags: VmaFlags) -> &Self {
-        self.mm.write().insert(Vma::anonymous(range, flags, 12)).expect("free");
+        self.mm.write().change().insert(Vma::anonymous(range, flags, 12)).expect("free");
         self
     }
     pub fn fault(&self, page: u64, flags: FaultFlags) -> FaultOutcome {
@@ -182,7 +182,7 @@ impl<A: Arch> Process<A> {
         for vma in vmas.iter() {
             let copy = vma.clone();
             m.anon_trees().fork_vma(&child.mm, vma, &copy).expect("memory");
-            child_vmas.insert(copy).expect("free");
+            child_vmas.change().insert(copy).expect("free");
             let mut page = vma.start().get() >> 12;
             let end = page + vma.nr_pages();
             while page < end {
@@ -307,7 +307,7 @@ impl<A: Arch> Process<A> {
             }
             let mut vmas = self.mm.write();
             let trees = self.machine().anon_trees();
-            vmas.remove(range, |vma| trees.unlink(&self.mm, &vma));
+            vmas.change().remove(range, |vma| trees.unlink(&self.mm, &vma));
         }
     }
     pub fn exit(self) {}

@@ -246,7 +246,7 @@ on_models! {
         let m = new_machine::<A>();
         let p = filled::<A>(&m, 3);
         p.fork().exit();
-        p.mm.write().find_mut(va(0)).expect("vma").set_flags(R | VmaFlags::MAY_PRIVATE);
+        p.mm.write().change().find_mut(va(0)).expect("vma").set_flags(R | VmaFlags::MAY_PRIVATE);
         for k in 0..8 {
             p.change(k, |e| e.mkclean());
         }

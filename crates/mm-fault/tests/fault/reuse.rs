@@ -204,7 +204,7 @@ on_models! {
         for reuse in WIDE {
             let m = new_machine::<A>();
             let p = after_fork::<A>(&m, reuse);
-            p.mm.write().find_mut(va(0)).expect("vma").set_flags(R | VmaFlags::MAY_PRIVATE);
+            p.mm.write().change().find_mut(va(0)).expect("vma").set_flags(R | VmaFlags::MAY_PRIVATE);
             let before: Vec<_> = (1..8).map(|k| p.pte(k)).collect();
             assert_eq!(p.fault(0, WRITE | FaultFlags::FORCE), DONE);
             assert!(p.pte(0).is_dirty() && p.writable().is_empty());
@@ -221,13 +221,13 @@ on_models! {
         for reuse in WIDE {
             let m = new_machine::<A>();
             let p = after_fork::<A>(&m, reuse);
-            p.mm.write().find_mut(va(0)).expect("vma").set_flags(RW | VmaFlags::SHADOW_STACK);
+            p.mm.write().change().find_mut(va(0)).expect("vma").set_flags(RW | VmaFlags::SHADOW_STACK);
             let before: Vec<_> = (0..8).map(|k| p.pte(k)).collect();
             let _ = p.fault(0, WRITE);
             if A::CONT == 1 {
                 assert_eq!((1..8).map(|k| p.pte(k)).collect::<Vec<_>>(), before[1..]);
             }
-            p.mm.write().find_mut(va(0)).expect("vma").set_flags(RW);
+            p.mm.write().change().find_mut(va(0)).expect("vma").set_flags(RW);
             p.exit();
             assert_clean(&m);
         }
@@ -303,13 +303,12 @@ on_models! {
         for reuse in WIDE {
             let m = new_machine::<A>();
             let p = after_fork::<A>(&m, reuse);
-            p.mm.write().split_at(va(5)).expect("memory");
+            p.mm.write().change().split_at(va(5)).expect("memory");
             let flags = R | VmaFlags::MAY_PRIVATE;
             {
                 let mut vmas = p.mm.write();
-                let upper = vmas.find_mut(va(5)).expect("vma");
-                upper.set_flags(flags);
-                let upper = upper.clone();
+                vmas.change().find_mut(va(5)).expect("vma").set_flags(flags);
+                let upper = vmas.find(va(5)).expect("vma").clone();
                 let lower = vmas.find(va(0)).expect("vma");
                 m.anon_trees().clone_vma(&p.mm, lower, &upper).expect("memory");
                 m.anon_trees().adjusted(&p.mm, pages(0, 8), lower);
@@ -464,8 +463,8 @@ fn nothing_is_made_clean_where_nobody_looks() {
 #[test]
 fn joined_mappings_are_not_watched() {
     let (_m, p) = on_x86(8, ReusePolicy::Adaptive);
-    p.mm.write().split_at(va(128)).expect("memory");
-    p.mm.write().merge_around(pages(128, 1), |_, _| true, |_, _| ());
+    p.mm.write().change().split_at(va(128)).expect("memory");
+    p.mm.write().change().merge_around(pages(128, 1), |_, _| true, |_, _| ());
     p.write(77, 2);
     assert!((64..80).all(|k| p.pte(k).is_dirty()));
     p.fork().exit();

@@ -276,7 +276,8 @@ on_models! {
             ("the policy", |p| p.policy.thp = ThpPolicy::new(A::order(Level::Pmd))),
             ("userfaultfd", |p| {
                 let mut vmas = p.mm.write();
-                let vma = vmas.find_mut(va(16)).expect("mapped");
+                let mut change = vmas.change();
+                let vma = change.find_mut(va(16)).expect("mapped");
                 vma.set_flags(vma.flags() | VmaFlags::UFFD_MISSING);
             }),
             ("zeros in part", |p| {
@@ -489,7 +490,7 @@ on_models! {
         let p = process::<A>(RW);
         p.write(17, 5);
         out(&p, 17);
-        p.mm.write().find_mut(va(17)).expect("mapped").set_flags(R);
+        p.mm.write().change().find_mut(va(17)).expect("mapped").set_flags(R);
         assert_eq!(p.fault(17, READ), MAJOR);
         assert!(!p.pte(17).is_writable(Level::Pte) && p.is_exclusive(17));
         assert_eq!(p.machine().events().get(Event::PagesSwappedIn), 1);

@@ -76,7 +76,8 @@ impl<A: Arch> Space<A> {
     }
     pub fn edit_vma(&self, edit: impl FnOnce(VmaFlags) -> VmaFlags) {
         let mut vmas = self.mm.write();
-        let vma = vmas.find_mut(va::<A>(0)).expect("mapped");
+        let mut change = vmas.change();
+        let vma = change.find_mut(va::<A>(0)).expect("mapped");
         vma.set_flags(edit(vma.flags()));
     }
 

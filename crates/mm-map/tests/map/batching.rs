@@ -140,7 +140,7 @@ fn build<A: Arch>(t: &Table, by: UnmapBy) -> (M<A>, Space<A>, Vec<mm_folio::Foli
     }
     if t.track_soft_dirty {
         let mut vmas = p.write();
-        for vma in vmas.overlapping_mut(pages::<A>(0, NR)) {
+        for vma in vmas.change().overlapping_mut(pages::<A>(0, NR)) {
             vma.set_flags(vma.flags() - VmaFlags::SOFTDIRTY);
         }
     }

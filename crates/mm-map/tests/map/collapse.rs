@@ -292,9 +292,9 @@ mod generic {
         assert_eq!(young.len() as u32, n - 3);
         // Missing pages of a registered mapping are asked for, not made up.
         let flags = p.read().find(at).expect("mapped").flags();
-        p.write().find_mut(at).expect("mapped").set_flags(flags | VmaFlags::UFFD_MISSING);
+        p.write().change().find_mut(at).expect("mapped").set_flags(flags | VmaFlags::UFFD_MISSING);
         assert_eq!(with(limits), Err(CollapseError::TooManyNone(at)));
-        p.write().find_mut(at).expect("mapped").set_flags(flags);
+        p.write().change().find_mut(at).expect("mapped").set_flags(flags);
 
         assert_eq!(collapse_scan(&BATCHED, &p, order, limits, |_| false), 0);
         assert_eq!(collapse_scan(&BATCHED, &p, order, limits, |_| true), 1);

@@ -175,8 +175,10 @@ mod generic {
         let mut vmas_of_p = p.write();
         madvise(&BATCHED, &mut vmas_of_p, pages::<A>(0, 8), Advice::DontFork).expect("mapped");
         madvise(&BATCHED, &mut vmas_of_p, pages::<A>(8, 8), Advice::WipeOnFork).expect("mapped");
-        let third = vmas_of_p.find_mut(va::<A>(16)).expect("mapped");
+        let mut change = vmas_of_p.change();
+        let third = change.find_mut(va::<A>(16)).expect("mapped");
         third.set_flags(third.flags() | flags);
+        drop(change);
         drop(vmas_of_p);
         let c = fork(&BATCHED, &p).expect("memory");
         assert_eq!(vmas::<A>(&c), [(8, 8), (16, 8)]);

@@ -16,3 +16,4 @@ mod remap;
 mod swap;
 mod uffd;
 mod unmap_protect;
+mod vma_lock;

@@ -88,7 +88,7 @@ mod generic {
         let odd = mm_arch::VirtRange::new(mm_arch::VirtAddr::new(1), 4096).expect("range");
         assert!(matches!(munlock(&mut p.write(), odd), Err(MapError::Unaligned(_))));
         let device = flags::<A>(&p, 12) | VmaFlags::PFNMAP;
-        p.write().find_mut(va::<A>(12)).expect("mapped").set_flags(device);
+        p.write().change().find_mut(va::<A>(12)).expect("mapped").set_flags(device);
         mlock(&mut p.write(), pages::<A>(12, 4), LockWhen::Now).expect("passed by");
         assert!(!flags::<A>(&p, 12).contains(VmaFlags::LOCKED));
         // A failed split of a mapping leaves it as it was.

@@ -83,10 +83,10 @@ mod generic {
             (RW | VmaFlags::MAY_PRIVATE | VmaFlags::DROPPABLE, "EINVAL"),
         ] {
             let before = flags_at::<A>(&p, 0);
-            p.write().find_mut(va::<A>(0)).expect("mapped").set_flags(flags);
+            p.write().change().find_mut(va::<A>(0)).expect("mapped").set_flags(flags);
             assert_eq!(ask(0, 8, UffdMode::MISSING), Err(errno), "{flags:?}");
             assert_eq!(flags_at::<A>(&p, 0), flags);
-            p.write().find_mut(va::<A>(0)).expect("mapped").set_flags(before);
+            p.write().change().find_mut(va::<A>(0)).expect("mapped").set_flags(before);
         }
         uffd_unregister(&BATCHED, &mut p.write(), pages::<A>(0, 8)).expect("mapped");
         for change in [WpChange::Protect, WpChange::Unprotect] {

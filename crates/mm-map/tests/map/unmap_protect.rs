@@ -211,7 +211,8 @@ mod generic {
             map_folio(&p, 0, 4);
             {
                 let mut vmas = p.write();
-                let vma = vmas.find_mut(va::<A>(0)).expect("mapped");
+                let mut change = vmas.change();
+                let vma = change.find_mut(va::<A>(0)).expect("mapped");
                 vma.set_flags(vma.flags() - VmaFlags::SOFTDIRTY);
             }
             for page in 0..16 {
@@ -305,8 +306,9 @@ mod generic {
         assert_eq!(e, Err(MapError::Hole(at(4))));
         assert!(vmas_of_p.iter().all(|v| v.flags().contains(VmaFlags::HUGEPAGE)));
 
-        let vma = vmas_of_p.find_mut(at(5)).expect("mapped");
-        vma.set_flags(vma.flags() - VmaFlags::MAYWRITE - VmaFlags::WRITE);
+        let flags = vmas_of_p.find(at(5)).expect("mapped").flags();
+        let without = flags - VmaFlags::MAYWRITE - VmaFlags::WRITE;
+        vmas_of_p.change().find_mut(at(5)).expect("mapped").set_flags(without);
         let e = mprotect(&BATCHED, &mut vmas_of_p, pages::<A>(5, 3), RW_);
         assert_eq!(e.map_err(MapError::errno), Err("EACCES"));
 
@@ -316,18 +318,15 @@ mod generic {
             (VmaFlags::SHARED, Advice::WipeOnFork),
             (VmaFlags::DROPPABLE, Advice::KeepOnFork),
         ] {
-            let vma = vmas_of_p.find_mut(at(5)).expect("mapped");
-            let before = vma.flags();
-            vma.set_flags(before | flag);
+            let before = vmas_of_p.find(at(5)).expect("mapped").flags();
+            vmas_of_p.change().find_mut(at(5)).expect("mapped").set_flags(before | flag);
             let e = madvise(&BATCHED, &mut vmas_of_p, pages::<A>(5, 3), advice);
             assert_eq!(e, Err(MapError::Invalid(at(5))), "{advice:?}");
-            vmas_of_p.find_mut(at(5)).expect("mapped").set_flags(before);
+            vmas_of_p.change().find_mut(at(5)).expect("mapped").set_flags(before);
         }
-        let vma = vmas_of_p.find_mut(at(5)).expect("mapped");
-        vma.set_flags(
-            (vma.flags() - VmaFlags::HUGEPAGE) | VmaFlags::SHADOW_STACK | VmaFlags::NOHUGEPAGE,
-        );
-        let before = vma.flags();
+        let flags = vmas_of_p.find(at(5)).expect("mapped").flags();
+        let before = (flags - VmaFlags::HUGEPAGE) | VmaFlags::SHADOW_STACK | VmaFlags::NOHUGEPAGE;
+        vmas_of_p.change().find_mut(at(5)).expect("mapped").set_flags(before);
         madvise(&BATCHED, &mut vmas_of_p, pages::<A>(5, 3), Advice::HugePage).expect("ignored");
         assert_eq!(vmas_of_p.find(at(5)).expect("mapped").flags(), before, "BATCH-23");
         drop(vmas_of_p);

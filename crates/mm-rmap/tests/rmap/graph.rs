@@ -39,6 +39,7 @@ fn a_mergeable_neighbour_shares_its_tree_unless_it_inherited_one() {
     mmap(&mm, 4, 4);
     mmap(&mm, 20, 4);
     mm.write()
+        .change()
         .find_mut(va::<A>(4))
         .expect("there")
         .set_flags(VmaFlags::READ | VmaFlags::MAY_PRIVATE);

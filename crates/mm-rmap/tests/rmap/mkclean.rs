@@ -24,7 +24,7 @@ fn map<A: Arch>(
     let vma = Vma::of_backing(pages::<A>(page, 4), flags, A::PAGE_SHIFT, backing, 0);
     link_vma(mm, &vma).expect("memory");
     let prot = A::prot(vma.protection());
-    mm.write().insert(vma).expect("free");
+    mm.write().change().insert(vma).expect("free");
     let vmas = mm.read();
     for k in 0..4 {
         let run = object.cache().get(k).expect("cached");

@@ -170,7 +170,7 @@ fn a_split_in_one_space_leaves_the_other_alone() {
             .fork_vma(&other, mm.read().find(va::<A>(0)).expect("there"), &copy)
             .expect("memory");
         let mut vmas = other.write();
-        vmas.insert(copy).expect("free");
+        vmas.change().insert(copy).expect("free");
         folio.grab::<Get>(1).expect("room").hand_over();
         p.memmap().clear_exclusive(pfn, 1);
         folio.add_anon_pmd(other.id(), Exclusivity::MaybeShared);

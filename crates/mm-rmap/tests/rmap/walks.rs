@@ -129,7 +129,7 @@ fn a_copy_is_visited_behind_its_original_and_walks_can_be_kept_out() {
         assert_eq!(end, WalkEnd::Contended);
         drop(excluded);
     }
-    vmas.insert(new).expect("free");
+    vmas.change().insert(new).expect("free");
     drop(vmas);
     exit(mm);
 }

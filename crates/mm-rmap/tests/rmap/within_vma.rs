@@ -133,7 +133,7 @@ fn exit_pages(mm: &Mm<P<X86_64>>, pages: &[u64]) {
     gather.finish();
     trees(p).unlink(mm, vmas.find(va::<X86_64>(0)).expect("there"));
     let all = vmas.find(va::<X86_64>(0)).expect("there").range();
-    vmas.remove(all, drop);
+    vmas.change().remove(all, drop);
 }
 
 /// The page comes from the frame, wherever it is mapped.

@@ -48,7 +48,7 @@ pub fn check<A: Arch>(p: &P<A>) {
 
 pub fn mmap<A: Arch>(mm: &Mm<P<A>>, page: u64, n: u64) {
     let mut vmas = mm.write();
-    vmas.insert(Vma::anonymous(pages::<A>(page, n), RW, A::PAGE_SHIFT)).expect("free");
+    vmas.change().insert(Vma::anonymous(pages::<A>(page, n), RW, A::PAGE_SHIFT)).expect("free");
 }
 
 fn leaf<A: Arch>(vma: &Vma, pfn: Pfn, level: Level) -> A::Entry {
@@ -138,7 +138,7 @@ pub fn fork<A: Arch>(parent: &Mm<P<A>>) -> Space<A> {
     for vma in vmas.iter() {
         let copy = vma.clone();
         trees(p).fork_vma(&child, vma, &copy).expect("memory");
-        new.insert(copy).expect("free");
+        new.change().insert(copy).expect("free");
         for k in 0..vma.nr_pages() {
             let at = vma.start().add_units(k, A::PAGE_SHIFT);
             // Page by page: a PMD leaf is split first, as if it were pinned.
@@ -207,7 +207,7 @@ pub fn munmap<A: Arch>(mm: &Mm<P<A>>, page: u64, n: u64) {
         trees(p).unlink(mm, vma);
     }
     gather.finish();
-    vmas.remove(range, drop);
+    vmas.change().remove(range, drop);
 }
 
 /// Unmaps everything.
@@ -238,7 +238,7 @@ pub fn mremap<A: Arch>(mm: &Mm<P<A>>, page: u64, n: u64, to: u64) {
         let range = VirtRange::new(start, part.bytes()).expect("range");
         let new = old.moved_to(range, old.pgoff());
         trees(p).clone_vma(mm, &old, &new).expect("memory");
-        vmas.insert(new).expect("free");
+        vmas.change().insert(new).expect("free");
         for k in 0..part.nr(A::PAGE_SHIFT) {
             let (src, dst) = (part.start().add_units(k, 12), start.add_units(k, 12));
             split_pmd(mm, vmas.stay(), src);
@@ -254,7 +254,7 @@ pub fn mremap<A: Arch>(mm: &Mm<P<A>>, page: u64, n: u64, to: u64) {
             }
         }
         trees(p).unlink(mm, vmas.find(part.start()).expect("there"));
-        vmas.remove(part, drop);
+        vmas.change().remove(part, drop);
         check(p);
     }
     mm_rmap::merge_vmas(&mut vmas, dest);

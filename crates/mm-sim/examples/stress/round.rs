@@ -60,6 +60,8 @@ pub fn round<A: Arch>(
         sum.add("pages swapped out", events.pages_swapped_out.get());
         sum.add("pages freed lazily", events.lazy_freed.get());
         sum.add("used pages moved near", events.hints_moved.get());
+        sum.add("faults with the lock of one mapping", events.faults_in_vma.get());
+        sum.add("faults with the lock of all", events.faults_in_mm.get());
     }
     sum.add("rounds", 1);
     sum.add("operations", OPERATIONS * THREADS as u64);

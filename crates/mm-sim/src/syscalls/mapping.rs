@@ -50,7 +50,7 @@ impl<A: Arch, O: Events> Process<A, O> {
     ///
     /// If the range makes no sense, is mapped, or there is no memory.
     pub fn mmap_anon(&self, range: VirtRange, flags: VmaFlags) -> Result<(), MapError> {
-        mm_map::mmap_anon(&mut self.mm().write(), range, flags)
+        mm_map::mmap_anon(&mut self.mm().write_within(range), range, flags)
     }
     /// `mmap` of a file or of shared memory from page `first_page` of it on, at a
     /// fixed address. `flags` says whether it is `SHARED`.
@@ -67,7 +67,7 @@ impl<A: Arch, O: Events> Process<A, O> {
     ) -> Result<(), MapError> {
         let mut flags = flags | VmaFlags::MAY_PRIVATE;
         flags.set(VmaFlags::MAYSHARE, flags.contains(VmaFlags::SHARED));
-        mm_map::mmap_backing(&mut self.mm().write(), range, flags, object, first_page)
+        mm_map::mmap_backing(&mut self.mm().write_within(range), range, flags, object, first_page)
     }
     /// `mmap` of shared anonymous memory at a fixed address: an object of its own,
     /// which children share.
@@ -87,7 +87,7 @@ impl<A: Arch, O: Events> Process<A, O> {
     ///
     /// If the range makes no sense or there is no memory to split a mapping.
     pub fn munmap(&self, range: VirtRange) -> Result<(), MapError> {
-        mm_map::munmap(&self.host().policy().map, &mut self.mm().write(), range)
+        mm_map::munmap(&self.host().policy().map, &mut self.mm().write_within(range), range)
     }
     /// `mprotect`. Locked private memory that becomes writable is populated (rule
     /// MPROT-08).
@@ -96,7 +96,12 @@ impl<A: Arch, O: Events> Process<A, O> {
     ///
     /// If the range has a hole or a mapping must not have the rights.
     pub fn mprotect(&self, range: VirtRange, rights: Rights) -> Result<(), MapError> {
-        mm_map::mprotect(&self.host().policy().map, &mut self.mm().write(), range, rights)?;
+        mm_map::mprotect(
+            &self.host().policy().map,
+            &mut self.mm().write_within(range),
+            range,
+            rights,
+        )?;
         if rights.contains(Rights::WRITE) {
             self.populate_locked(range);
         }
@@ -232,7 +237,7 @@ impl<A: Arch, O: Events> Process<A, O> {
     /// If the range has a hole or a mapping does not support the advice.
     pub fn madvise(&self, range: VirtRange, advice: Advice) -> Result<(), MapError> {
         let policy = self.host().policy().map;
-        let done = mm_map::madvise(&policy, &mut self.mm().write(), range, advice);
+        let done = mm_map::madvise(&policy, &mut self.mm().write_within(range), range, advice);
         if advice == Advice::Unmergeable && matches!(done, Ok(()) | Err(MapError::Hole(_))) {
             self.unmerge(range)?;
         }

@@ -349,11 +349,11 @@ fn an_entry_without_a_mapping_is_reported() {
     let vmas: Vec<_> = {
         let mut w = p.mm().write();
         let mut taken = Vec::new();
-        w.remove(pages(0, 16), |v| taken.push(v));
+        w.change().remove(pages(0, 16), |v| taken.push(v));
         taken
     };
     assert_found(&found(&m, &p), |v| matches!(v, AuditViolation::NoMapping { .. }));
-    vmas.into_iter().for_each(|v| p.mm().write().insert(v).expect("back"));
+    vmas.into_iter().for_each(|v| p.mm().write().change().insert(v).expect("back"));
     assert_eq!(found(&m, &p), []);
 }
 
@@ -377,6 +377,7 @@ fn flags_that_the_trees_were_not_told_of_are_reported() {
     let (m, p) = filled();
     p.mm()
         .write()
+        .change()
         .find_mut(page(0))
         .expect("mapped")
         .set_flags(VmaFlags::READ | VmaFlags::WRITE | VmaFlags::MAY_PRIVATE | VmaFlags::MERGEABLE);
