@@ -1,9 +1,9 @@
 //! The VMAs of an address space, in address order.
 
-use crate::{Vma, try_arc};
-use alloc::sync::Arc;
+use crate::Vma;
 use alloc::vec::Vec;
 use core::fmt;
+use core::ops::Deref;
 use mm_arch::{VirtAddr, VirtRange};
 
 /// Why the store refused.
@@ -36,11 +36,10 @@ impl core::error::Error for StoreError {}
 /// # Invariants
 ///
 /// * Ranges are page-aligned, ascending and do not overlap.
-/// * A VMA does not move in memory: who holds its lock refers to it. Nobody else has a
-///   reference to keep, so each `Arc`, which lets others have pointers, is the only one.
+/// * A VMA does not move in memory: who holds its lock refers to it.
 #[derive(Debug)]
 pub struct VmaStore {
-    vmas: Vec<Arc<Vma>>,
+    vmas: Vec<Kept>,
     page_shift: u32,
 }
 
@@ -67,7 +66,7 @@ impl VmaStore {
     /// did not exclude it.
     pub fn find_mut(&mut self, va: VirtAddr) -> Option<&mut Vma> {
         let i = self.index_from(va);
-        self.vmas.get_mut(i).filter(|v| v.range().contains(va)).and_then(exclusive)
+        self.vmas.get_mut(i).filter(|v| v.range().contains(va)).map(Kept::to_change)
     }
     /// The first VMA that ends behind `va`.
     #[inline]
@@ -86,7 +85,7 @@ impl VmaStore {
     /// VMAs that overlap `range`, to change (not their ranges).
     pub fn overlapping_mut(&mut self, range: VirtRange) -> impl Iterator<Item = &mut Vma> {
         let (a, b) = self.span_of(range);
-        self.vmas[a..b].iter_mut().filter_map(exclusive)
+        self.vmas[a..b].iter_mut().map(Kept::to_change)
     }
     fn span_of(&self, range: VirtRange) -> (usize, usize) {
         let a = self.index_from(range.start());
@@ -139,8 +138,7 @@ impl VmaStore {
             return Err(StoreError::Overlaps(self.vmas[a].range()));
         }
         self.vmas.try_reserve(1).map_err(|_| StoreError::NoMemory)?;
-        let vma = try_arc(vma).map_err(|_| StoreError::NoMemory)?;
-        self.vmas.insert(a, vma);
+        self.vmas.insert(a, Kept::new(vma)?);
         Ok(())
     }
     /// Makes `va` a VMA boundary; whether it was not one before.
@@ -155,10 +153,8 @@ impl VmaStore {
         let Some((lower, upper)) = self.vmas.get(i).and_then(|v| v.parts(va)) else {
             return Ok(false);
         };
-        let upper = try_arc(upper).map_err(|_| StoreError::NoMemory)?;
-        if let Some(vma) = exclusive(&mut self.vmas[i]) {
-            vma.set_range(lower);
-        }
+        let upper = Kept::new(upper)?;
+        self.vmas[i].to_change().set_range(lower);
         self.vmas.insert(i + 1, upper);
         Ok(true)
     }
@@ -181,7 +177,7 @@ impl VmaStore {
         let (a, b) = self.span_of(range);
         for vma in self.vmas.drain(a..b) {
             debug_assert!(range.covers(vma.range()), "range was not split around");
-            each(alone(vma));
+            each(vma.take());
         }
     }
     /// Joins neighbours that touch `range` and continue each other, where
@@ -199,10 +195,8 @@ impl VmaStore {
         while i + 1 < end {
             let (lower, upper) = (&self.vmas[i], &self.vmas[i + 1]);
             if lower.continues_into(upper) && compatible(lower, upper) {
-                let upper = alone(self.vmas.remove(i + 1));
-                if let Some(lower) = exclusive(&mut self.vmas[i]) {
-                    lower.absorb(&upper);
-                }
+                let upper = self.vmas.remove(i + 1).take();
+                self.vmas[i].to_change().absorb(&upper);
                 joined(&self.vmas[i], &upper);
                 end -= 1;
             } else {
@@ -225,25 +219,48 @@ impl VmaStore {
                 Err(StoreError::Overlaps(range))
             }
             Some(vma) => {
-                if let Some(vma) = exclusive(vma) {
-                    vma.set_range(range);
-                }
+                vma.to_change().set_range(range);
                 Ok(())
             }
         }
     }
 }
 
-/// `vma`, to change: nobody holds its lock, nor takes it while the store is borrowed to change.
-fn exclusive(vma: &mut Arc<Vma>) -> Option<&mut Vma> {
-    vma.holders().expect_none();
-    // Always there: see the invariants.
-    Arc::get_mut(vma)
+/// One VMA, in an allocation of its own. A `Vec`: it can be refused memory, and while it moves, as
+/// a `Box` must not, others may have pointers to what it holds.
+///
+/// # Invariants
+///
+/// It holds one element.
+#[derive(Debug)]
+struct Kept(Vec<Vma>);
+
+impl Kept {
+    fn new(vma: Vma) -> Result<Self, StoreError> {
+        let mut kept = Vec::new();
+        kept.try_reserve_exact(1).map_err(|_| StoreError::NoMemory)?;
+        kept.push(vma);
+        Ok(Kept(kept))
+    }
+    /// The VMA, to change: nobody holds its lock, nor takes it while the store is borrowed to
+    /// change.
+    fn to_change(&mut self) -> &mut Vma {
+        self.holders().expect_none();
+        &mut self.0[0]
+    }
+    /// The VMA, out of the store.
+    fn take(mut self) -> Vma {
+        self.holders().expect_none();
+        self.0.swap_remove(0)
+    }
 }
-/// `vma`, out of the store.
-fn alone(vma: Arc<Vma>) -> Vma {
-    vma.holders().expect_none();
-    Arc::unwrap_or_clone(vma)
+
+impl Deref for Kept {
+    type Target = Vma;
+    #[inline]
+    fn deref(&self) -> &Vma {
+        &self.0[0]
+    }
 }
 
 #[cfg(all(test, not(loom)))]
