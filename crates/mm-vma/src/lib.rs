@@ -23,6 +23,8 @@
 //!   side. Page tables are freed only under the write side, after the VMAs
 //!   left the reverse-map trees, so either side is a
 //!   [`TablesStay`] proof: see [`MmRead::stay`].
+//! * A fault may lock its VMA alone ([`Mm::lock_vma`]). A writer has excluded whoever holds the
+//!   lock of any VMA ([`Mm::write`]), or of those that it changes ([`Mm::write_within`]).
 //! * An address space that ever pinned says so *before* its first pin attempt
 //!   and for ever ([`Mm::set_has_pinned`], rule PIN-12): fork looks at pin
 //!   counts only then.
