@@ -10,7 +10,7 @@ use mm_fault::{
 use mm_map::{Comes, MapError, WpChange};
 use mm_pgtable::{LockedEntry, TableSpace};
 use mm_sync::Quiescence;
-use mm_vma::{Event, Mm, MmRead, Observer, Platform};
+use mm_vma::{Event, Mm, MmRead, Platform};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -66,7 +66,7 @@ impl VmaStore {
     /// did not exclude it.
     pub fn find_mut(&mut self, va: VirtAddr) -> Option<&mut Vma> {
         let i = self.index_from(va);
-        self.vmas.get_mut(i).filter(|v| v.range().contains(va)).map(Kept::to_change)
+        self.vmas.get_mut(i).filter(|v| v.range().contains(va)).map(Kept::exclusive)
     }
     /// The first VMA that ends behind `va`.
     #[inline]
@@ -85,7 +85,7 @@ impl VmaStore {
     /// VMAs that overlap `range`, to change (not their ranges).
     pub fn overlapping_mut(&mut self, range: VirtRange) -> impl Iterator<Item = &mut Vma> {
         let (a, b) = self.span_of(range);
-        self.vmas[a..b].iter_mut().map(Kept::to_change)
+        self.vmas[a..b].iter_mut().map(Kept::exclusive)
     }
     fn span_of(&self, range: VirtRange) -> (usize, usize) {
         let a = self.index_from(range.start());
@@ -154,7 +154,7 @@ impl VmaStore {
             return Ok(false);
         };
         let upper = Kept::new(upper)?;
-        self.vmas[i].to_change().set_range(lower);
+        self.vmas[i].exclusive().set_range(lower);
         self.vmas.insert(i + 1, upper);
         Ok(true)
     }
@@ -196,7 +196,7 @@ impl VmaStore {
             let (lower, upper) = (&self.vmas[i], &self.vmas[i + 1]);
             if lower.continues_into(upper) && compatible(lower, upper) {
                 let upper = self.vmas.remove(i + 1).take();
-                self.vmas[i].to_change().absorb(&upper);
+                self.vmas[i].exclusive().absorb(&upper);
                 joined(&self.vmas[i], &upper);
                 end -= 1;
             } else {
@@ -219,7 +219,7 @@ impl VmaStore {
                 Err(StoreError::Overlaps(range))
             }
             Some(vma) => {
-                vma.to_change().set_range(range);
+                vma.exclusive().set_range(range);
                 Ok(())
             }
         }
@@ -244,7 +244,7 @@ impl Kept {
     }
     /// The VMA, to change: nobody holds its lock, nor takes it while the store is borrowed to
     /// change.
-    fn to_change(&mut self) -> &mut Vma {
+    fn exclusive(&mut self) -> &mut Vma {
         self.holders().expect_none();
         &mut self.0[0]
     }
