@@ -154,3 +154,40 @@ fn a_split_without_memory_is_undone() {
         done
     });
 }
+
+/// Rules: RMAP-22, LOCK-01.
+#[test]
+fn who_ends_without_memory_keeps_no_mapping() {
+    each_failure(|n| {
+        let (p, mm) = setup();
+        let page = |k: u64| VirtAddr::new(k << 12);
+        mm.write().change().insert(vma(20, 4)).expect("free");
+        let at = page(5);
+        {
+            let vmas = mm.read();
+            trees(&p).prepare(&mm, &vmas, vmas.find(at).expect("there")).expect("memory");
+        }
+        let within = VirtRange::units(at, 3, 12).expect("range");
+        let mut vmas = mm.write_within(within);
+        let ends = |vmas: &mut _| {
+            mm_rmap::split_vma(vmas, at).and_then(|_| mm_rmap::split_vma(vmas, page(8)))
+        };
+        let done = failing(n, || ends(&mut vmas)).is_ok();
+        // The mapping that it may change is kept as long as it is at it; the other is not.
+        assert!(mm.lock_vma(at).is_none() && mm.lock_vma(page(20)).is_some());
+        mm_rmap::merge_vmas(&mut vmas, within);
+        drop(vmas);
+        for k in [0, 5, 15, 20] {
+            assert_eq!(
+                mm.lock_vma(page(k)).expect("nobody keeps it").vma().nr_pages(),
+                if k < 20 { 16 } else { 4 }
+            );
+        }
+        check(&p, 1, 1);
+        for vma in mm.write().iter() {
+            trees(&p).unlink(&mm, vma);
+        }
+        check(&p, 0, 0);
+        done
+    });
+}

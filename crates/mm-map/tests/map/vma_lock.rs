@@ -1,13 +1,14 @@
 //! Faults with the lock of one mapping, while somebody works on another one.
 
 use crate::common::*;
-use mm_arch::Rights;
+use mm_arch::{Entry, Rights, VirtRange};
 use mm_fault::{
     FaultFlags, FaultOutcome, FaultPolicy, FaultSignal, NeedsMmapLock, ThpPolicy,
     handle_fault_in_vma,
 };
-use mm_map::{mmap_anon, mprotect, munmap};
-use mm_vma::{RssKind, VmaFlags};
+use mm_map::{Advice, MapError, madvise, mmap_anon, mprotect, munmap};
+use mm_vma::{MmWrite, RssKind, VmaFlags};
+use proptest::prelude::*;
 
 type A = mm_arch::model::ModelWord<32>;
 const DONE: Result<FaultOutcome, NeedsMmapLock> = Ok(FaultOutcome::Done { major: false });
@@ -106,4 +107,78 @@ fn userfaultfd_is_asked_with_the_mmap_lock() {
     assert_eq!(store(&mm, 1), Some(Err(NeedsMmapLock)));
     mm.write().change().find_mut(va::<A>(0)).expect("mapped").set_flags(flags);
     end(&m, &mm);
+}
+
+/// Something that changes mappings.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Map { exec: bool },
+    Unmap,
+    Protect { write: bool },
+    Discard,
+}
+
+impl Change {
+    fn make(self, vmas: &mut MmWrite<'_, M<A>>, range: VirtRange) -> Result<(), MapError> {
+        match self {
+            Change::Map { exec } => {
+                mmap_anon(vmas, range, if exec { RW | VmaFlags::EXEC } else { RW })
+            }
+            Change::Unmap => munmap(&BATCHED, vmas, range),
+            Change::Protect { write } => {
+                let rights = if write { Rights::READ | Rights::WRITE } else { Rights::READ };
+                mprotect(&BATCHED, vmas, range, rights)
+            }
+            Change::Discard => madvise(&BATCHED, vmas, range, Advice::DontNeed),
+        }
+    }
+}
+
+fn changes() -> impl Strategy<Value = Vec<(Change, u64, u64, u64)>> {
+    let change = prop_oneof![
+        any::<bool>().prop_map(|exec| Change::Map { exec }),
+        Just(Change::Unmap),
+        any::<bool>().prop_map(|write| Change::Protect { write }),
+        Just(Change::Discard),
+    ];
+    prop::collection::vec((change, 0..70u64, 1..12u64, 0..80u64), 1..24)
+}
+
+/// What is mapped, with which rights, and what is there.
+fn all(mm: &Space<A>) -> (Vec<(VirtRange, VmaFlags)>, Vec<u64>, Vec<u64>, u64) {
+    let tables = mm.tables().count_tables(mm.read().stay()) as u64;
+    let mapped = mm.read().iter().map(|v| (v.range(), v.flags())).collect();
+    (mapped, which::<A>(mm, 0, 96, |e| !e.is_none()), writable::<A>(mm, 0, 96), tables)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Who excludes only those that it has to comes to the same as who excludes all, and nobody
+    /// is kept out behind it.
+    ///
+    /// Rules: LOCK-01, WREUSE-02.
+    #[test]
+    fn a_writer_of_a_range_does_what_one_of_all_does(changes in changes()) {
+        let machines = [false, true].map(|within| (within, new_machine::<A>()));
+        let spaces = [0, 1].map(|k| space::<A>(&machines[k].1, 40));
+        for (change, first, nr, touched) in changes {
+            let range = pages::<A>(first, nr);
+            let done = [0, 1].map(|k| {
+                let mm = &spaces[k];
+                let mut vmas = if machines[k].0 { mm.write_within(range) } else { mm.write() };
+                change.make(&mut vmas, range)
+            });
+            prop_assert_eq!(done[0], done[1]);
+            let stored = [0, 1].map(|k| store(&spaces[k], touched));
+            prop_assert_eq!(stored[0], stored[1]);
+            let is_mapped = spaces[0].read().find(va::<A>(touched)).is_some();
+            prop_assert_eq!(stored[0].is_some(), is_mapped, "a mapping is kept");
+            prop_assert_eq!(all(&spaces[0]), all(&spaces[1]));
+        }
+        for (mm, (_, m)) in spaces.iter().zip(&machines) {
+            audit(m, &[mm]);
+            end(m, mm);
+        }
+    }
 }
