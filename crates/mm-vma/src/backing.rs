@@ -121,7 +121,7 @@ pub trait Backing: Send + Sync + Debug {
     /// under page-table locks: reads nothing, waits for no folio lock.
     fn cached(&self, index: u64) -> Option<FolioRun>;
     /// The page of `request`, read or made if need be, with a reference. Called
-    /// without locks but the mmap lock's read side.
+    /// without locks but the mmap lock's read side or the lock of the VMA.
     ///
     /// A folio that comes into the cache for that is filled and says `UPTODATE` before, and is put
     /// on a list behind it ([`enlist`](mm_folio::Folio::enlist)): what is on none is not

@@ -145,10 +145,23 @@ fn changes() -> impl Strategy<Value = Vec<(Change, u64, u64, u64)>> {
 }
 
 /// What is mapped, with which rights, and what is there.
-fn all(mm: &Space<A>) -> (Vec<(VirtRange, VmaFlags)>, Vec<u64>, Vec<u64>, u64) {
-    let tables = mm.tables().count_tables(mm.read().stay()) as u64;
-    let mapped = mm.read().iter().map(|v| (v.range(), v.flags())).collect();
-    (mapped, which::<A>(mm, 0, 96, |e| !e.is_none()), writable::<A>(mm, 0, 96), tables)
+#[derive(PartialEq, Debug)]
+struct All {
+    mapped: Vec<(VirtRange, VmaFlags)>,
+    there: Vec<u64>,
+    writable: Vec<u64>,
+    tables: usize,
+}
+
+impl All {
+    fn of(mm: &Space<A>) -> Self {
+        All {
+            mapped: mm.read().iter().map(|v| (v.range(), v.flags())).collect(),
+            there: which::<A>(mm, 0, 96, |e| !e.is_none()),
+            writable: writable::<A>(mm, 0, 96),
+            tables: mm.tables().count_tables(mm.read().stay()),
+        }
+    }
 }
 
 proptest! {
@@ -174,7 +187,7 @@ proptest! {
             prop_assert_eq!(stored[0], stored[1]);
             let is_mapped = spaces[0].read().find(va::<A>(touched)).is_some();
             prop_assert_eq!(stored[0].is_some(), is_mapped, "a mapping is kept");
-            prop_assert_eq!(all(&spaces[0]), all(&spaces[1]));
+            prop_assert_eq!(All::of(&spaces[0]), All::of(&spaces[1]));
         }
         for (mm, (_, m)) in spaces.iter().zip(&machines) {
             audit(m, &[mm]);
