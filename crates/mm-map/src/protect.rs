@@ -332,10 +332,8 @@ fn changed_nonpresent<P: RmapPlatform>(e: E<P>, level: Level, change: Change) ->
         NonPresent::Marker(_) | NonPresent::Hwpoison(_) => return None,
         _ => {}
     }
-    let new = match change {
-        Change::Track => e,
-        _ => without_write::<P>(e, level).unwrap_or(e),
-    };
+    // A store through what comes back writable would not be noticed, either.
+    let new = without_write::<P>(e, level).unwrap_or(e);
     let mut bits = new.swap_bits();
     match change {
         Change::Rights | Change::Hint => {}

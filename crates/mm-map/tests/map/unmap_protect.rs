@@ -5,7 +5,7 @@ mod generic {
     use mm_arch::{
         Arch, Entry, Level, Markers, MigrationKind, NonPresent, Rights, SwapBits, VirtRange,
     };
-    use mm_map::{Advice, MapError, fork, madvise, mmap_anon, mprotect, munmap};
+    use mm_map::{Advice, MapError, clear_soft_dirty, fork, madvise, mmap_anon, mprotect, munmap};
     use mm_vma::{Mm, Platform, RssKind, VmaFlags};
 
     const R: Rights = Rights::READ;
@@ -230,6 +230,34 @@ mod generic {
         }
     }
 
+    pub fn stores_are_tracked_through_what_is_moving<A: Arch>() {
+        if !A::HAS_SOFT_DIRTY {
+            return;
+        }
+        let m = new_machine::<A>();
+        let p = space(&m, 4);
+        let moving =
+            |kind| NonPresent::Migration { kind, pfn: m.zero_page(), young: true, dirty: true };
+        let kinds = [MigrationKind::Write, MigrationKind::ReadExclusive, MigrationKind::Read];
+        for (page, kind) in (0..).zip(kinds) {
+            let bits = SwapBits { soft_dirty: true, ..SwapBits::default() };
+            let e = E::<A>::from_nonpresent(moving(kind), bits).expect("encodes");
+            set_pte::<A>(&p, page, e);
+        }
+        clear_soft_dirty(&BATCHED, &mut p.write()).expect("memory");
+        // It comes back read-only: the next store is noticed.
+        let after =
+            [MigrationKind::ReadExclusive, MigrationKind::ReadExclusive, MigrationKind::Read];
+        for (page, kind) in (0..).zip(after) {
+            let e = pte::<A>(&p, page);
+            assert_eq!(e.nonpresent(Level::Pte), Some(moving(kind)), "page {page}");
+            assert!(!e.swap_bits().soft_dirty);
+            // Of a page that only this test says is moving.
+            set_pte::<A>(&p, page, E::<A>::NONE);
+        }
+        finish(&m, vec![p]);
+    }
+
     pub fn no_access_and_back<A: Arch>() {
         let m = new_machine::<A>();
         let p = space(&m, 16);
@@ -415,6 +443,8 @@ on_all! {
     soft_dirty_tracking_wants_its_fault;
     /// Rules: PTE-08, PTE-09, BATCH-14.
     no_access_and_back;
+    /// Rules: PTE-14, MPROT-05.
+    stores_are_tracked_through_what_is_moving;
     /// Rules: VMA-01, MPROT-09; golden mprotect_part_2m.
     part_of_a_leaf_protected;
     /// Rules: RMAP-21, RMAP-22; golden fault_vma_split.
