@@ -140,6 +140,8 @@ fn suspend_parts<P: RmapPlatform>(
         unsafe { locked.set_unlinked(frame, i, e) };
     }
     folio.remove_pmd(mm.id());
+    // Whoever resumes it asks the mapping, which may be another one by then (rule RMAP-06).
+    folio.munlock();
     map.put_run::<Get>(FolioRun::new(folio.head(), 0, 1));
     true
 }

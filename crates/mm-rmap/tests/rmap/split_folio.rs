@@ -100,8 +100,11 @@ fn leaf<A: Arch>() {
     mmap(&mm, 0, 4 * n);
     let pfn = fault_pmd::<A>(&mm, n).expect("mapped");
     fill(&p, pfn, n);
+    // As if the mapping had been locked until the folio was unmapped for the split.
+    p.memmap().folio(pfn).mlock();
     split(&p, pfn, 0, 0, Batching::PerPage).expect("nobody holds it");
     for k in 0..n {
+        assert!(!p.memmap().folio(pfn.add(k)).has(FolioFlags::MLOCKED), "no mapping is locked");
         let e = entry::<A>(&mm, n + k);
         assert!(e.is_writable(Level::Pte) && e.is_dirty() && e.pfn(Level::Pte) == pfn.add(k));
         let part = p.memmap().folio(pfn.add(k));
@@ -115,7 +118,7 @@ fn leaf<A: Arch>() {
     assert_eq!(p.folios_in_use(), 0);
 }
 
-/// Rules: FOLIO-53, FOLIO-22, PSPLIT-03, S-SP1.
+/// Rules: FOLIO-53, FOLIO-22, PSPLIT-03, RMAP-06, S-SP1.
 #[test]
 fn a_folio_that_a_leaf_maps_splits() {
     leaf::<ModelWord<16>>();
