@@ -6,7 +6,7 @@ use core::fmt;
 use core::marker::PhantomData;
 use mm_arch::Pfn;
 use mm_sync::atomic::Ordering::Relaxed;
-use mm_sync::{Innermost, hint, ord};
+use mm_sync::{Innermost, hint, mutant, ord};
 
 /// A tree of anonymous mappings, by number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -146,12 +146,28 @@ impl<'m, F: FolioSpace> Folio<'m, F> {
     pub fn enlist(&self) {
         // The flag first: whoever finds the folio on a list finds it set.
         self.set_flag(FolioFlags::LRU);
-        self.map.source().list(self.head(), self.order(), self.flags());
+        self.list(self.flags());
     }
     /// The folio belongs on another list since its flags changed, if it is on any.
     pub fn relist(&self) {
-        if self.has(FolioFlags::LRU) {
-            self.map.source().list(self.head(), self.order(), self.flags());
+        let flags = self.flags();
+        if flags.contains(FolioFlags::LRU) {
+            self.list(flags);
+        }
+    }
+    /// Two may list it at once, and the one that comes last may have looked at the flags first.
+    /// So each looks again: no scan would find a folio among those that must stay. Relaxed is
+    /// enough, for who listed it before changed the flags before, and the lists have a lock.
+    fn list(&self, mut flags: FolioFlags) {
+        let stays = FolioFlags::MLOCKED | FolioFlags::UNEVICTABLE;
+        loop {
+            self.map.source().list(self.head(), self.order(), flags);
+            let now = self.flags();
+            let same = (now ^ flags).intersection(stays).is_empty();
+            if same || !now.contains(FolioFlags::LRU) || mutant!("folio.list.by_first_look") {
+                return;
+            }
+            flags = now;
         }
     }
     /// Keeps the folio in memory: a locked mapping shows all of it (rule RMAP-06).

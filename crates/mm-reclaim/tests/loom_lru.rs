@@ -116,3 +116,25 @@ fn isolate_vs_free() {
     };
     race("isolate vs free", model, &["lru.free.keeps_link"]);
 }
+/// A locked mapping marks the folio, another one that goes takes the mark away: each lists it
+/// by what it saw. No scan looks at what must stay, so nobody would ever find a mistake.
+/// Rules: LRU-01, RMAP-06.
+#[test]
+fn mlock_vs_munlock() {
+    let model = || {
+        let p = new_machine();
+        let own = p.memmap().alloc(0).expect("frame");
+        own.folio().enlist();
+        let locks = {
+            let (p, head) = (p.clone(), own.folio().head());
+            spawn(move || p.memmap().folio(head).mlock())
+        };
+        own.folio().munlock();
+        locks.join().expect("thread");
+        let belongs = LruList::of(own.folio().flags());
+        assert_eq!(p.lru().heads(belongs), [own.folio().head()], "not where its flags say");
+        drop(own);
+        nothing_left(&p);
+    };
+    race("mlock vs munlock", model, &["folio.list.by_first_look"]);
+}
