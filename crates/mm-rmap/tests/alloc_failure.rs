@@ -155,6 +155,37 @@ fn a_split_without_memory_is_undone() {
     });
 }
 
+/// Of two splits the second one has no memory: the first is undone, and mappings that do not
+/// touch the range stay as they are, whatever could be joined there.
+///
+/// Rules: RMAP-22, LOCK-01.
+#[test]
+fn a_split_that_is_undone_joins_no_mapping_that_is_locked() {
+    let mut undone = 0;
+    each_failure(|n| {
+        let (p, mm) = setup();
+        // It continues the other one, behind the range.
+        mm.write().change().insert(vma(16, 4)).expect("free");
+        let page = |k: u64| VirtAddr::new(k << 12);
+        let within = VirtRange::units(page(5), 3, 12).expect("range");
+        let locked = {
+            let mut vmas = mm.write_within(within);
+            let locked = mm.lock_vma(page(18)).expect("it does not touch the range");
+            let first = failing(n, || mm_rmap::split_vma(&mut vmas, page(5)).is_ok());
+            let second = first && failing(0, || mm_rmap::split_vma(&mut vmas, page(8)).is_ok());
+            assert!(!second, "there was no memory");
+            undone += u32::from(first);
+            mm_rmap::merge_vmas(&mut vmas, within);
+            assert_eq!(locked.vma().nr_pages(), 4);
+            assert_eq!(vmas.iter().map(|v| v.nr_pages()).collect::<Vec<_>>(), [16, 4]);
+            first
+        };
+        check(&p, 0, 0);
+        locked
+    });
+    assert_eq!(undone, 1, "no split was undone");
+}
+
 /// Rules: RMAP-22, LOCK-01.
 #[test]
 fn who_ends_without_memory_keeps_no_mapping() {

@@ -180,9 +180,10 @@ impl VmaStore {
             each(vma.take());
         }
     }
-    /// Joins neighbours that touch `range` and continue each other, where
+    /// Joins neighbours that meet in `range` or at an end of it and continue each other, where
     /// `compatible` says that their trees allow it; `joined` hears of each pair
-    /// (the lower one as it is afterwards, and the upper one).
+    /// (the lower one as it is afterwards, and the upper one). Both touch the range, so a
+    /// writer of it has excluded whoever would lock them.
     pub fn merge_around(
         &mut self,
         range: VirtRange,
@@ -194,7 +195,8 @@ impl VmaStore {
         let mut end = (b + 1).min(self.vmas.len());
         while i + 1 < end {
             let (lower, upper) = (&self.vmas[i], &self.vmas[i + 1]);
-            if lower.continues_into(upper) && compatible(lower, upper) {
+            let meet = upper.start() >= range.start() && lower.range().last() <= range.last();
+            if meet && lower.continues_into(upper) && compatible(lower, upper) {
                 let upper = self.vmas.remove(i + 1).take();
                 self.vmas[i].exclusive().absorb(&upper);
                 joined(&self.vmas[i], &upper);
