@@ -382,8 +382,8 @@ impl<A: Arch, O: Events> Object<A, O> for Shmem<A, O> {
             };
             match self.get_or_make(index, || OrderSet::EMPTY) {
                 Ok(found) => drop(self.host().memmap().adopt_run::<Get>(found.page)),
-                // Who touches it will hear of it.
-                Err(BackingError::Io) => {}
+                // Who touches it will hear of it, or it was cut off meanwhile.
+                Err(BackingError::Io | BackingError::PastEnd) => {}
                 Err(e) => return Err(e.into()),
             }
         }
