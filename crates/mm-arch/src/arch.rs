@@ -203,7 +203,8 @@ pub unsafe trait Arch: Copy + core::fmt::Debug + Send + Sync + 'static {
     /// lock, and returns its length. `each` gets the entries that say something else than the one
     /// before, a frame further, the first if it says something else than `head`; maybe others.
     ///
-    /// `MODE` does not respect dirty: hardware may set it between a look and the exchange.
+    /// `MODE` does not respect dirty: hardware may set it between a look and the exchange. The
+    /// entries do not come back: what is in the values of accessed may be a moment old.
     #[inline]
     fn take_while<const MODE: u8, T: Tlb + ?Sized>(
         table: &Self::Table,

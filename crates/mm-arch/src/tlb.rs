@@ -21,6 +21,11 @@ pub enum FlushScope {
 /// cached before, and (with [`FlushScope::Tables`]) none can walk through an
 /// unlinked table.
 ///
+/// # Ordering
+///
+/// Entries may have been changed by relaxed stores. A flush, and what records one, is a full
+/// barrier behind them before it asks which CPUs have the space loaded.
+///
 /// # Example
 ///
 /// A machine whose CPUs cache nothing:

@@ -201,8 +201,8 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
     }
     /// Takes the run that starts with `head`, the value at `index`: what
     /// [`run`](View::run) finds, found and emptied at once; how many entries it has. They stay
-    /// gone. `each` gets those that say something else than the one before, the first if it has
-    /// changed meanwhile.
+    /// gone, so an accessed bit that hardware sets just now may be missing. `each` gets those that
+    /// say something else than the one before, the first if it has changed meanwhile.
     #[inline]
     pub fn take_while<const MODE: u8>(
         &mut self,

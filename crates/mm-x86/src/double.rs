@@ -1,4 +1,4 @@
-//! Emptying entries two by two.
+//! Emptying the entries of a run.
 //!
 //! A locked exchange costs as much for sixteen bytes as for eight, and emptying the
 //! entries of a run is little else. So where the CPU that runs this can, two neighbours are
@@ -9,9 +9,14 @@
 //! accessed and dirty by locked updates of one entry; such an update comes before the exchange,
 //! and is in the value, or behind it, and finds the entry empty. In the first case it may
 //! come between the look and the exchange, which then fails and is made again.
+//!
+//! An entry that is not writable is marked accessed at most, and whoever takes it for good does
+//! not ask for that: a load and a store will do, which wait for nothing.
 
+use crate::paging::Expected;
 use mm_arch::{Live, word};
 use mm_sync::atomic::{AtomicU64, Ordering::Relaxed};
+use mm_sync::mutant;
 
 /// Whether entries are words of memory here, and not of a checker.
 const PLAIN: bool = !mm_sync::MODELLED && !cfg!(miri) && size_of::<AtomicU64>() == 8;
@@ -41,20 +46,12 @@ pub(crate) fn take_all(cells: &[AtomicU64], mut each: impl FnMut(u64)) {
     }
 }
 
-/// What cells hold that are emptied one after the other.
-pub(crate) struct Expected {
-    /// The next one, if it is a step from the one before.
-    pub next: u64,
-    /// One step.
-    pub step: u64,
-    /// Bits in which they may differ: hardware may set them in cells that are still there, and
-    /// others only.
-    pub ignore: u64,
-}
-
 /// Empties `cells` in ascending order, by exchange, as long as they hold what is expected; how
 /// many. `each` gets old values that are not what is expected, ignored bits included, and maybe
 /// the neighbour of one.
+///
+/// Cells in which hardware sets nothing that must not be lost go by a load and a store each. What it sets in
+/// between is lost; in an empty cell it sets nothing.
 ///
 /// An exchange waits for everything before it, and what reads memory waits for the exchange. So
 /// most are tried without a look, which the values of a run allow; once one of them failed all are
@@ -66,7 +63,16 @@ pub(crate) fn take_while(
     mut each: impl FnMut(u64),
 ) -> usize {
     let mut nr = 0;
-    if PLAIN && cells.len() > 1 && cpu::has_double_exchange() {
+    if !may_be_updated(expected.next, &expected) {
+        nr = if cells.len() < GROUP {
+            store_each(cells, &mut expected, &mut each)
+        } else {
+            store_while(cells, &mut expected, &mut each)
+        };
+        if nr == cells.len() {
+            return nr;
+        }
+    } else if PLAIN && cells.len() > 1 && cpu::has_double_exchange() {
         if !cells.as_ptr().addr().is_multiple_of(16) {
             if !take_one(&cells[0], &mut expected, &mut each) {
                 return 0;
@@ -91,6 +97,55 @@ pub(crate) fn take_while(
         nr += 1;
     }
     nr
+}
+
+/// Cells that share a branch.
+const GROUP: usize = 8;
+
+/// Whether hardware may set something in `raw` that must not be lost.
+#[inline(always)]
+fn may_be_updated(raw: u64, expected: &Expected) -> bool {
+    raw & expected.updated != 0 && !mutant!("x86.take.not_rmw")
+}
+/// Empties the cells at the beginning that hold what is expected and that may be emptied by stores;
+/// how many.
+fn store_while(cells: &[AtomicU64], expected: &mut Expected, each: &mut impl FnMut(u64)) -> usize {
+    let mut nr = 0;
+    let (groups, _) = cells.as_chunks::<GROUP>();
+    for group in groups {
+        let (mut diff, mut e) = (0, expected.next);
+        for cell in group {
+            diff |= cell.load(Relaxed) ^ e;
+            e = e.wrapping_add(expected.step);
+        }
+        if diff == 0 {
+            group.iter().for_each(|cell| cell.store(0, Relaxed));
+            expected.next = e;
+        } else {
+            let stored = store_each(group, expected, each);
+            if stored < group.len() {
+                return nr + stored;
+            }
+        }
+        nr += group.len();
+    }
+    nr + store_each(&cells[nr..], expected, each)
+}
+/// As [`store_while`], one by one.
+#[inline(always)]
+fn store_each(cells: &[AtomicU64], expected: &mut Expected, each: &mut impl FnMut(u64)) -> usize {
+    for (k, cell) in cells.iter().enumerate() {
+        let old = cell.load(Relaxed);
+        if (old ^ expected.next) & !expected.ignore != 0 || may_be_updated(old, expected) {
+            return k;
+        }
+        cell.store(0, Relaxed);
+        if old != expected.next {
+            each(old);
+        }
+        expected.next = old.wrapping_add(expected.step);
+    }
+    cells.len()
 }
 
 /// Empties pairs that hold `head`, `head + step`, …; how many there are before the first that does
@@ -233,7 +288,7 @@ mod cpu {
 mod tests {
     extern crate std;
     use super::*;
-    use crate::bits::{ACCESSED, DIRTY, PRESENT};
+    use crate::bits::{ACCESSED, DIRTY, PRESENT, WRITE};
     use mm_sync::atomic::Ordering::Relaxed;
     use proptest::prelude::*;
     use std::vec::Vec;
@@ -268,20 +323,23 @@ mod tests {
     proptest! {
         /// Rules: BATCH-01, BATCH-18, ACC-05, ACC-07. At once is what one after the other would be,
         /// wherever the entries begin, and whatever is different where; and nothing behind the end
-        /// of the run has changed.
+        /// of the run has changed. By exchange, by stores, or some so and some so.
         #[test]
         fn taking_what_is_expected_is_looking_and_taking_each(
             others in prop::collection::vec((0..40_usize, prop_oneof![
-                6 => Just(ACCESSED), 2 => Just(DIRTY), 1 => Just(1 << 40), 1 => Just(PRESENT)
+                6 => Just(ACCESSED), 2 => Just(DIRTY), 2 => Just(WRITE), 1 => Just(1 << 40),
+                1 => Just(PRESENT)
             ]), 0..6),
             first in 0..40_usize,
             nr in 0..=40_usize,
             down in any::<bool>(),
+            writable in prop_oneof![Just(0), Just(WRITE)],
+            updated in prop_oneof![Just(!0), Just(WRITE)],
         ) {
-            const IGNORE: u64 = ACCESSED | DIRTY;
+            const IGNORE: u64 = ACCESSED | DIRTY | WRITE;
             let nr = nr.min(40 - first);
             let step = if down { 0x1000_u64.wrapping_neg() } else { 0x1000 };
-            let value = |k: usize| 0x5_0000_0000_u64.wrapping_add(step.wrapping_mul(k as u64)) | PRESENT;
+            let value = |k: usize| 0x5_0000_0000_u64.wrapping_add(step.wrapping_mul(k as u64)) | PRESENT | writable;
             let table = Aligned(core::array::from_fn(|k| AtomicU64::new(value(k))));
             for (k, bits) in others {
                 word::store(&table.0[k], table.0[k].load(Relaxed) ^ bits);
@@ -290,7 +348,7 @@ mod tests {
             let head = value(first);
 
             let mut got = Vec::new();
-            let expected = Expected { next: head, step, ignore: IGNORE };
+            let expected = Expected { next: head, step, ignore: IGNORE, updated };
             let n = take_while(&table.0[first..first + nr], expected, |old| got.push(old));
 
             let run = (first..first + nr).take_while(|k| (before[*k] ^ value(*k)) & !IGNORE == 0);
@@ -312,8 +370,9 @@ mod tests {
         }
     }
 
-    /// Rules: ACC-05, ACC-07. A CPU marks entries that are still there, as often as it
-    /// finds one: what it marked is in what is taken, and nothing that is empty is marked.
+    /// Rules: PTE-18, ACC-05, ACC-07. A CPU marks entries that are still there, as often as it
+    /// finds one: what it stored to is in what is taken, and nothing that is empty is marked.
+    /// It stores to some of them only.
     #[test]
     fn no_mark_of_hardware_is_lost() {
         const ROUNDS: usize = 2000;
@@ -326,17 +385,24 @@ mod tests {
             s.spawn(|| {
                 while stop.load(Relaxed) == 0 {
                     for (cell, marks) in cells.iter().zip(&marks) {
-                        let clean = |e| e & PRESENT != 0 && e & DIRTY == 0;
-                        let mark = |e| clean(e).then_some(e | ACCESSED | DIRTY);
-                        if word::update(cell, mark).is_ok() {
+                        let mark = |e| match e & (PRESENT | WRITE) {
+                            0 | WRITE => None,
+                            PRESENT => Some(e | ACCESSED),
+                            _ => (e & DIRTY == 0).then_some(e | ACCESSED | DIRTY),
+                        };
+                        if word::update(cell, mark).is_ok_and(|old| old & WRITE != 0) {
                             marks.fetch_add(1, Relaxed);
                         }
                     }
                 }
             });
             for round in 0..ROUNDS {
+                let value = |k: usize| {
+                    let writable = round % 8 < 4 || k / 10 % 2 == 1;
+                    (k as u64) << 12 | PRESENT | if writable { WRITE } else { 0 }
+                };
                 for (k, cell) in cells.iter().enumerate() {
-                    word::store(cell, (k as u64) << 12 | PRESENT);
+                    word::store(cell, value(k));
                 }
                 // Some rounds give it the time to mark all.
                 if round % 8 < 2 {
@@ -345,8 +411,9 @@ mod tests {
                     }
                 }
                 let mut note = |k: usize, old: u64| {
-                    assert_eq!(old & !(ACCESSED | DIRTY), (k as u64) << 12 | PRESENT);
-                    assert!(matches!(old & (ACCESSED | DIRTY), 0 | 0x60), "half a mark");
+                    assert_eq!(old & !(ACCESSED | DIRTY), value(k));
+                    let whole = if old & WRITE != 0 { ACCESSED | DIRTY } else { ACCESSED };
+                    assert!([0, whole].contains(&(old & 0x60)), "half a mark");
                     taken[k] += u64::from(old & DIRTY != 0);
                 };
                 if round % 2 == 0 {
@@ -357,17 +424,18 @@ mod tests {
                     });
                 } else {
                     // What is not handed on is as the one before, and as clean as the head.
-                    let (ignore, mut marks) = (ACCESSED | DIRTY, [0; 37]);
-                    let expected = Expected { next: PRESENT, step: 1 << 12, ignore };
+                    let (ignore, mut marks) = (ACCESSED | DIRTY | WRITE, [0; 37]);
+                    let next = value(0);
+                    let expected = Expected { next, step: 1 << 12, ignore, updated: WRITE };
                     let mut seen = 0;
                     let n = take_while(cells, expected, |old| {
                         let k = (old >> 12) as usize;
-                        let before = if seen > 0 { marks[seen - 1] } else { 0 };
+                        let before = if seen > 0 { marks[seen - 1] } else { next & WRITE };
                         marks[seen..k].fill(before);
                         marks[k] = old & ignore;
                         seen = k + 1;
                     });
-                    let before = if seen > 0 { marks[seen - 1] } else { 0 };
+                    let before = if seen > 0 { marks[seen - 1] } else { next & WRITE };
                     marks[seen..].fill(before);
                     assert_eq!(n, cells.len());
                     for (k, marks) in marks.into_iter().enumerate() {

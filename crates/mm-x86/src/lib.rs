@@ -77,6 +77,6 @@ pub use explain::Fields;
 pub use layout::{Layout, Long, Pae};
 pub use long_mode::{LongEntry, LongMode, LongPaging, X86_64, X86_64La57, X86_64NoShstk, X86Entry};
 pub use pae::{PaeEntry, PaePaging, X86Pae, X86PaeNoNx};
-pub use paging::{Mode, Paging, Table};
+pub use paging::{Expected, Mode, Paging, Table};
 pub use prot::X86Prot;
 pub use value::X86Value;

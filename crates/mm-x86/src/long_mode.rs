@@ -1,8 +1,8 @@
 //! Long mode: four and five levels of 64-bit entries.
 
-use crate::double::{self, Expected};
+use crate::double;
 use crate::layout::Long;
-use crate::paging::{ENTRIES, Mode, Paging};
+use crate::paging::{ENTRIES, Expected, Mode, Paging};
 use crate::value::X86Value;
 use mm_arch::Level;
 use mm_sync::atomic::AtomicU64;
@@ -64,13 +64,7 @@ impl<const SHSTK: bool, const LA57: bool> Mode for LongPaging<SHSTK, LA57> {
         double::take_all(cells, each);
     }
     #[inline(always)]
-    fn take_live_while(
-        cells: &[AtomicU64],
-        head: u64,
-        step: u64,
-        ignore: u64,
-        each: impl FnMut(u64),
-    ) -> usize {
-        double::take_while(cells, Expected { next: head, step, ignore }, each)
+    fn take_live_while(cells: &[AtomicU64], expected: Expected, each: impl FnMut(u64)) -> usize {
+        double::take_while(cells, expected, each)
     }
 }

@@ -45,32 +45,43 @@ pub trait Mode: Copy + fmt::Debug + Send + Sync + 'static {
             each(cell.take::<Live>());
         }
     }
-    /// Empties cells of a live table in ascending order, as [`Cell::take`] does, while they hold
-    /// `head`, `head + step`, … but for bits of `ignore`; how many. Hardware sets no other bits.
-    /// `each` gets the old values that are not a step from the one before, the first if it is
-    /// not `head`, and maybe the neighbour of one.
+    /// Empties cells of a live table in ascending order, as [`Cell::take`] does but for what
+    /// [`Expected`] allows, while they hold what is expected; how many. `each` gets the old values
+    /// that are not a step from the one before, the first if it is not the one expected, and
+    /// maybe the neighbour of one.
     #[inline(always)]
     fn take_live_while(
         cells: &[Self::Cell],
-        head: u64,
-        step: u64,
-        ignore: u64,
+        mut expected: Expected,
         mut each: impl FnMut(u64),
     ) -> usize {
-        let mut expected = head;
         let mut next = |cell: &&Self::Cell| {
-            if (cell.read::<Held>() ^ expected) & !ignore != 0 {
+            if (cell.read::<Held>() ^ expected.next) & !expected.ignore != 0 {
                 return false;
             }
             let old = cell.take::<Live>();
-            if old != expected {
+            if old != expected.next {
                 each(old);
             }
-            expected = old.wrapping_add(step);
+            expected.next = old.wrapping_add(expected.step);
             true
         };
         cells.iter().take_while(|cell| next(cell)).count()
     }
+}
+
+/// What cells hold that are emptied one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected {
+    /// The next one, if it is a step from the one before.
+    pub next: u64,
+    /// One step.
+    pub step: u64,
+    /// Bits in which they may differ: hardware may set them in cells that are still there, and
+    /// others only.
+    pub ignore: u64,
+    /// Bits of which a cell has one if hardware may set in it what must not be lost.
+    pub updated: u64,
 }
 
 /// Entries of a table.
@@ -263,10 +274,14 @@ unsafe impl<M: Mode> Arch for Paging<M> {
         let first = X86Value::from_bits(cells[0].read::<Held>());
         each(first);
         let (raw, other) = (first.bits(), |raw| each(X86Value::from_bits(raw)));
-        M::take_live_while(cells, raw, step(raw), !0, other);
+        // They may come back, as young as they were.
+        let expected = Expected { next: raw, step: step(raw), ignore: !0, updated: !0 };
+        M::take_live_while(cells, expected, other);
         first
     }
-    /// Each entry is compared and emptied in one step.
+    /// Each entry is compared and emptied in one step, where hardware may mark it dirty: a CPU
+    /// with shadow stacks does that to no entry that is not writable, others may when
+    /// write permission has just been taken away (rule PTE-18).
     #[inline(always)]
     fn take_while<const MODE: u8, T: Tlb + ?Sized>(
         table: &Self::Table,
@@ -278,7 +293,9 @@ unsafe impl<M: Mode> Arch for Paging<M> {
     ) -> usize {
         let (raw, cells) = (head.bits(), &table[at.index..][..max]);
         let ignore = ignored::<M::Layout>(MODE, raw);
-        M::take_live_while(cells, raw, step(raw), ignore, |raw| each(X86Value::from_bits(raw)))
+        let updated = if M::Layout::SHSTK { WRITE } else { !0 };
+        let expected = Expected { next: raw, step: step(raw), ignore, updated };
+        M::take_live_while(cells, expected, |raw| each(X86Value::from_bits(raw)))
     }
     #[inline]
     fn wrprotect<T: Tlb + ?Sized>(table: &Self::Table, at: At, n: usize, _: &SpaceTlb<'_, T>) {

@@ -6,7 +6,7 @@
 //!   folio lock, a reference of the caller's
 //!     trees: every VMA that may map the folio
 //!       table lock: the run of entries from here on          (decide)
-//!         take it: one exchange per entry, one token
+//!         take it: every entry once, one token
 //!         flush now, or put it off; dirt to the folio
 //!         fate of the run: gone, non-present, or back        (lazyfree, file, swap)
 //!         counters, map counts, references: the same n

@@ -1,7 +1,8 @@
 //! Reference loops: what unmapping cannot do without, and nothing else.
 //!
-//! `entries` is one read-modify-write per entry. `floor` adds what the rules demand besides,
-//! however fast the rest is: for each folio the folio lock (taken and given back), the lock of the
+//! `entries` is one read-modify-write per entry. `floor` is what the rules demand, however fast the
+//! rest is. Entries are taken by a read-modify-write each, or by a load and a store if
+//! they are read-only, as a CPU marks those accessed at most (rule PTE-18). Besides, for each folio the folio lock (taken and given back), the lock of the
 //! counts, its counts, and the references; for each group of folios that are unmapped
 //! together the tree's lock shared (taken and given back), the table's lock, the flush that is put off,
 //! the counter of the space. That is nine locked operations for a folio alone, and four for one of
@@ -39,6 +40,7 @@ pub(super) struct Floor {
     rss: Word,
     folio: usize,
     together: usize,
+    read_only: bool,
 }
 
 fn microseconds(f: impl FnOnce()) -> f64 {
@@ -54,8 +56,9 @@ fn lock(word: &AtomicU64, add: u64) {
 }
 
 impl Floor {
-    /// `together` folios, of one table, share what is not each folio's own.
-    pub fn new(nr: usize, folio: usize, together: usize) -> Self {
+    /// `together` folios, of one table, share what is not each folio's own. `read_only`: so are the
+    /// entries.
+    pub fn new(nr: usize, folio: usize, together: usize, read_only: bool) -> Self {
         Floor {
             entries: (0..nr as u64).map(AtomicU64::new).collect(),
             records: (0..nr.div_ceil(2)).map(|_| Records::default()).collect(),
@@ -65,6 +68,7 @@ impl Floor {
             rss: Word::default(),
             folio,
             together,
+            read_only,
         }
     }
     /// One read-modify-write per entry; microseconds.
@@ -111,7 +115,12 @@ impl Floor {
     fn unmap_folio(&self, first: usize, cells: &[AtomicU64]) {
         let head = &self.records[first / 2];
         for cell in cells {
-            black_box(cell.swap(0, Ordering::Relaxed));
+            if self.read_only {
+                black_box(cell.load(Ordering::Relaxed));
+                cell.store(0, Ordering::Relaxed);
+            } else {
+                black_box(cell.swap(0, Ordering::Relaxed));
+            }
         }
         let state = head.counts.load(Ordering::Relaxed);
         let _ =

@@ -8,8 +8,8 @@
 //! So this is the unmapping alone. The series measured all of reclaim: lists and aging
 //! before, the page cache and the allocator behind, which its change leaves as they are.
 //!
-//! The reference loop is one read-modify-write per entry; a second one adds what the rules
-//! demand besides. Counts come from a small machine
+//! The reference loop is one read-modify-write per entry; a second one is what the rules
+//! demand. Counts come from a small machine
 //! of its own, whose unmapped folios must be as many as the counts say.
 
 mod floor;
@@ -72,6 +72,10 @@ impl Op {
     }
     /// Whether neighbouring folios can be unmapped together: those of an object.
     fn goes_together(self) -> bool {
+        matches!(self, Op::File | Op::UffdWp)
+    }
+    /// Whether the entries are read-only: what is stored to is told first, the file or userfaultfd.
+    fn is_read_only(self) -> bool {
         matches!(self, Op::File | Op::UffdWp)
     }
     /// Whether unmapping takes a leaf away as a whole; others it splits.
@@ -146,7 +150,7 @@ fn measure(op: Op, size: FolioSize, bytes: u64, rounds: usize) -> Result<Line, S
     let order = if op.takes_leaves(size) { 0 } else { size.order() };
     let entries = region.chosen().count() << order;
     let together = if op.goes_together() { (512 >> order).clamp(1, region::AT_ONCE) } else { 1 };
-    let loops = Floor::new(entries, 1 << order, together);
+    let loops = Floor::new(entries, 1 << order, together, op.is_read_only());
     let mut all = [const { Vec::new() }; POLICIES.len()];
     let (mut reference, mut floor) = (Vec::new(), Vec::new());
     for round in 0..=rounds {
@@ -205,12 +209,12 @@ fn print_table(lines: &[Line], bytes: u64) {
         "folios with all of reclaim: 1.018 s before, 0.249 s after. Medians in µs (10th..90th percentile);",
     );
     say(
-        "`/loop`: multiple of one read-modify-write per entry, same run; `/floor`: of that and the locked",
+        "`/loop`: multiple of one read-modify-write per entry, same run; `/floor`: of what the rules demand,",
     );
     say(
-        "operations that the rules demand besides; `runs`: clear calls, removals of mappings and puts of",
+        "that or a store per entry that is read-only (file, uffd-wp), and locked operations; `runs`: clear",
     );
-    say("references, each, per folio.");
+    say("calls, removals of mappings and puts of references, each, per folio.");
     let row = |line: &Line| {
         let cells = POLICIES.into_iter().zip(line.us).zip(&line.counts).map(|((policy, us), c)| {
             vec![
