@@ -49,6 +49,7 @@ impl<'m, P: RmapPlatform> Fault<'_, 'm, P> {
         if nr > 1 && new.grow(nr - 1).is_err() {
             return FaultOutcome::Oom;
         }
+        table.settle_dropped();
         self.mm().counters().add(RssKind::Anon, u64::from(nr));
         folio.add_new_anon(self.mm().id(), Level::Pte, Exclusivity::Exclusive);
         folio.enlist();

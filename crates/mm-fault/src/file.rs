@@ -172,6 +172,7 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         if table.get(index) != seen {
             return FaultOutcome::MINOR;
         }
+        table.settle_dropped();
         self.mm().counters().add(RssKind::Anon, 1);
         copy.add_new_anon(self.mm().id(), Level::Pte, Exclusivity::Exclusive);
         copy.enlist();
@@ -233,6 +234,8 @@ impl<'f, 'm, P: RmapPlatform> Fault<'f, 'm, P> {
         seen: E<P>,
     ) {
         let Some(n) = NonZeroU32::new(extent.nr as u32) else { return };
+        // Memory that was given up may have been here, a copy of a page of the object.
+        table.settle_dropped();
         self.mm().counters().add(RssKind::of(folio), u64::from(n.get()));
         folio.add_file_ptes(extent.first, n, self.mm().id());
         mlock_mapped(self.vma.flags(), folio, n.get());

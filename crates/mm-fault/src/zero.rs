@@ -18,6 +18,7 @@ impl<P: RmapPlatform> Fault<'_, '_, P> {
                 if let Some(asked) = self.asks_for_missing() {
                     return asked;
                 }
+                table.settle_dropped();
                 table.set(index, self.keeping_mark(zero.mkyoung().mkspecial(), seen));
             }
         }

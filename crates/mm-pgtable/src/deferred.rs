@@ -18,6 +18,12 @@
 //! an entry empty finds the count raised. What somebody records in another table while
 //! the flush goes on is not lost: the count then differs from what was read before, and
 //! `flushed` stays behind.
+//!
+//! A fault that finds an empty entry relies on less. If the page is still where it was, in
+//! an object, it is mapped once more, and what CPUs have cached is as good. But memory that
+//! its owner gave up comes back as another page: a CPU that goes on by the old translation would
+//! not see what is stored to the new one. So reclaim says what it drops (`PageFate::Dropped`), and
+//! whoever fills an entry makes that flush first, and no other.
 
 use crate::{LockedTable, PageTables, TableSpace};
 use core::fmt;
@@ -26,12 +32,22 @@ use mm_sync::atomic::{AtomicU32, Ordering::Relaxed};
 use mm_sync::mutant;
 
 /// How often flushes of an address space were put off, and up to which of them all were
-/// made since: two numbers of `BITS` bits in one word (rule TLBB-01).
+/// made since: two numbers of `BITS` bits in one word (rule TLBB-01), and whether one of
+/// those since was of pages that are dropped.
 ///
 /// # Invariants
 ///
 /// The two differ whenever a flush may be outstanding.
 pub(crate) struct Generations<const BITS: u32 = WIDTH>(AtomicU32);
+
+/// What becomes of pages whose entries were taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PageFate {
+    /// Who wants one of them finds it: in its object or on swap, by what the entry says now.
+    Kept,
+    /// Nobody has them any more: another page comes in their place.
+    Dropped,
+}
 
 /// Bits of each number.
 const WIDTH: u32 = if mm_sync::MODELLED { 2 } else { 15 };
@@ -41,6 +57,8 @@ impl<const BITS: u32> Generations<BITS> {
     /// The second number starts above the first, with a bit in between that a carry of
     /// the first may run into.
     const SHIFT: u32 = BITS + 1;
+    /// A flush that may be outstanding is of pages that are dropped.
+    const DROPPED: u32 = 1 << 31;
 
     pub fn new() -> Self {
         const { assert!(BITS > 1 && BITS < 16) };
@@ -55,11 +73,12 @@ impl<const BITS: u32> Generations<BITS> {
     const fn pack(pending: u32, flushed: u32) -> u32 {
         pending | flushed << Self::SHIFT
     }
-    /// A flush was put off (rule TLBB-02).
+    /// A flush of `pages` was put off (rule TLBB-02).
     ///
     /// Relaxed: the lock under which the entries were taken orders this before whoever
     /// finds them empty. Under other locks nothing is promised.
-    pub fn raise(&self) {
+    pub fn raise(&self, pages: PageFate) {
+        let dropped = if pages == PageFate::Dropped { Self::DROPPED } else { 0 };
         let mut word = self.0.load(Relaxed);
         loop {
             // Long before the number wraps it starts anew, as one that is outstanding.
@@ -69,11 +88,17 @@ impl<const BITS: u32> Generations<BITS> {
             } else {
                 Self::pack((Self::pending(word) + 1) & Self::MASK, Self::flushed(word))
             };
+            let new = new | word & Self::DROPPED | dropped;
             match self.0.compare_exchange_weak(word, new, Relaxed, Relaxed) {
                 Ok(_) => return,
                 Err(now) => word = now,
             }
         }
+    }
+    /// Whether a flush of pages that are dropped may be outstanding.
+    #[inline]
+    pub fn of_dropped(&self) -> bool {
+        self.0.load(Relaxed) & Self::DROPPED != 0
     }
     /// Calls `flush` if one may be outstanding; whether it did (rule TLBB-07).
     pub fn settle(&self, flush: impl FnOnce()) -> bool {
@@ -108,9 +133,10 @@ impl<S: TableSpace> PageTables<S> {
     /// or if the machine would not gain by waiting (rule TLBB-04).
     ///
     /// The caller took the entries under the table's lock and still holds it. Nothing
-    /// that they name is given away, or counts as clean, before the deferred flush.
+    /// that they name is given away, or counts as clean, before the deferred flush. `pages` says
+    /// whether they come back.
     #[must_use = "whoever put a flush off has to make it"]
-    pub fn put_off(&self, owed: Flush<'_, S::Tlb>) -> bool {
+    pub fn put_off(&self, owed: Flush<'_, S::Tlb>, pages: PageFate) -> bool {
         if owed.is_none() {
             return false;
         }
@@ -120,7 +146,7 @@ impl<S: TableSpace> PageTables<S> {
         }
         owed.later();
         if !mutant!("pgtable.deferred.not_raised") {
-            self.deferred().raise();
+            self.deferred().raise(pages);
         }
         true
     }
@@ -134,6 +160,15 @@ impl<S: TableSpace> LockedTable<'_, S> {
         let tables = self.tables();
         if !mutant!("pgtable.deferred.no_check") {
             tables.deferred().settle(|| tables.tlb().flush_all());
+        }
+    }
+    /// As [`settle_deferred`](Self::settle_deferred), if pages were dropped whose entries were in
+    /// this address space. Whoever maps a page where this table has nothing calls this first: no CPU
+    /// may have the page that was there.
+    #[inline]
+    pub fn settle_dropped(&self) {
+        if self.tables().deferred().of_dropped() && !mutant!("pgtable.deferred.no_check_on_fill") {
+            self.settle_deferred();
         }
     }
 }
@@ -167,8 +202,8 @@ mod tests {
     fn one_flush_settles_all_that_were_put_off() {
         let g = Wide::new();
         assert!(!g.settle(|| panic!("nothing was put off")));
-        g.raise();
-        g.raise();
+        g.raise(PageFate::Kept);
+        g.raise(PageFate::Kept);
         assert!(g.settle(|| ()));
         assert!(!g.settle(|| panic!("all were made")));
     }
@@ -177,10 +212,33 @@ mod tests {
     #[test]
     fn what_is_put_off_during_a_flush_stays_outstanding() {
         let g = Wide::new();
-        g.raise();
-        assert!(g.settle(|| g.raise()));
+        g.raise(PageFate::Kept);
+        assert!(g.settle(|| g.raise(PageFate::Kept)));
         assert!(g.settle(|| ()), "the second one is still to be made");
         assert!(!g.settle(|| panic!("now all were made")));
+    }
+
+    /// Rules: TLBB-07, F-RACE-14.
+    #[test]
+    fn who_fills_waits_for_what_is_dropped() {
+        let g = Tiny::new();
+        for _ in 0..20 {
+            g.raise(PageFate::Kept);
+            assert!(!g.of_dropped());
+            g.raise(PageFate::Dropped);
+            g.raise(PageFate::Kept);
+            assert!(g.of_dropped());
+            // Another one while the flush goes on.
+            assert!(g.settle(|| g.raise(PageFate::Kept)));
+            assert!(g.of_dropped() && g.settle(|| ()));
+            assert!(!g.of_dropped());
+        }
+        // Also where the numbers start anew.
+        g.raise(PageFate::Dropped);
+        for _ in 0..20 {
+            g.raise(PageFate::Kept);
+            assert!(g.of_dropped());
+        }
     }
 
     /// Rules: TLBB-02, F-RACE-14.
@@ -188,12 +246,12 @@ mod tests {
     fn a_count_that_starts_anew_is_outstanding() {
         let g = Tiny::new();
         for _ in 0..20 {
-            g.raise();
+            g.raise(PageFate::Kept);
             assert_ne!(numbers(&g).0, numbers(&g).1);
         }
         for _ in 0..20 {
             assert!(g.settle(|| ()));
-            g.raise();
+            g.raise(PageFate::Kept);
             assert_ne!(numbers(&g).0, numbers(&g).1);
         }
     }

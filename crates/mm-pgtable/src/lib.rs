@@ -87,6 +87,7 @@ mod walk;
 mod window;
 
 pub use clear::ClearedRun;
+pub use deferred::PageFate;
 pub use desc::TableDesc;
 pub use gather::Gather;
 pub use locked::{LockedPmd, LockedPud, LockedTable, TableInTheWay};

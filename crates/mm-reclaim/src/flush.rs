@@ -3,7 +3,7 @@
 use core::fmt;
 use mm_arch::{Flush, Tlb};
 use mm_folio::{FolioRef, Get};
-use mm_pgtable::TableSpace;
+use mm_pgtable::{PageFate, TableSpace};
 use mm_vma::{Mm, Platform};
 
 /// Folios that wait at the same time.
@@ -38,15 +38,16 @@ impl<'p, P: Platform> FlushBatch<'p, P> {
     pub fn is_outstanding(&self) -> bool {
         self.outstanding
     }
-    /// Puts off what entries of one table are owed; the table is locked. `dirty` says
-    /// whether one of them was.
+    /// Puts off what entries of one table are owed, which `pages` may come back to; the table is
+    /// locked. `dirty` says whether one of them was.
     pub(crate) fn put_off(
         &mut self,
         mm: &Mm<P>,
         owed: Flush<'_, <P as TableSpace>::Tlb>,
+        pages: PageFate,
         dirty: bool,
     ) {
-        if mm.tables().put_off(owed) {
+        if mm.tables().put_off(owed, pages) {
             self.outstanding = true;
             self.of_dirty |= dirty;
         }

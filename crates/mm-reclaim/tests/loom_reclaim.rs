@@ -13,7 +13,7 @@ use mm_arch::{AccessKind, Arch, Entry, FlushScope, Level, Pfn, VirtAddr, VirtRan
 use mm_fault::{FaultFlags, FaultPolicy, ThpMode, ThpPolicy, handle_fault};
 use mm_folio::{Exclusivity, FileId, FolioFlags, FolioLockGuard, FolioRef, FrameBytes, Get};
 use mm_map::{Advice, MapPolicy, exit, madvise, mmap_anon, mmap_backing, zap_range};
-use mm_pgtable::{Gather, LockedEntry, Step, TableMemory, TableSpace, TablesStay};
+use mm_pgtable::{Gather, LockedEntry, PageFate, Step, TableMemory, TableSpace, TablesStay};
 use mm_reclaim::model::{know, machine};
 use mm_reclaim::{
     FlushBatch, ReclaimOf, Shrink, Shrunk, UnmapFlags, UnmapPolicy, Unmapped, referenced,
@@ -354,6 +354,38 @@ fn deferred_flush_of_a_run_vs_protect() {
     );
 }
 
+/// R: drops a page that was given up, puts the flush off. F: stores where it was. A CPU that still has
+/// the old page must not go on by it once there is a new one.
+/// Rules: F-RACE-13, TLBB-07, INV-9.
+#[test]
+fn lazyfree_discard_vs_fault() {
+    let model = || {
+        let (p, mm, head) = given_up(0);
+        let f = {
+            let (p, mm) = (p.clone(), mm.0.clone());
+            spawn(move || {
+                let mut policy = FaultPolicy::new(ThpPolicy::new(2));
+                policy.fault_around = 1;
+                let _ = handle_fault(&policy, &mm.read(), page(0), FaultFlags::WRITE);
+                let e = entry(&mm, 0);
+                if e.is_present(Level::Pte) && e.pfn(Level::Pte) != head {
+                    assert!(p.tlb().flushes.get() > 0, "a CPU still has the page before");
+                }
+            })
+        };
+        let (own, locked) = isolated(&p, head);
+        let mut flushes = FlushBatch::new(&p);
+        let _ = try_to_unmap(UnmapPolicy::Page, &locked, PUT_OFF, &mut flushes);
+        f.join().expect("thread");
+        drop(flushes);
+        drop(locked);
+        drop(own);
+        exit(&MAP, &mm);
+    };
+    let mutants = &["pgtable.deferred.no_check_on_fill", "pgtable.deferred.not_raised"];
+    race("lazyfree discard vs fault", model, mutants);
+}
+
 /// As `deferred_flush_vs_protect`, by folios that are unmapped together: M looks at the one
 /// that goes last, or first.
 /// Rules: F-RACE-13, TLBB-02, TLBB-07. Cases: MM-079.
@@ -450,7 +482,7 @@ fn flush_vs_another_that_is_put_off() {
                 let _table = mm.tables().lock_table(stay(), page(k)).expect("a table");
                 let mut owed = mm.tables().tlb().obligation();
                 owed.add(pages(k, 1), FlushScope::Leaves);
-                assert!(mm.tables().put_off(owed));
+                assert!(mm.tables().put_off(owed, PageFate::Kept));
                 mm.platform().tlb().flushes.get()
             };
             put_off(&mm, 0);
@@ -826,7 +858,7 @@ fn counts_that_begin_anew() {
                     let _table = mm.tables().lock_table(stay(), page(k)).expect("a table");
                     let mut owed = mm.tables().tlb().obligation();
                     owed.add(pages(k, 1), FlushScope::Leaves);
-                    assert!(mm.tables().put_off(owed));
+                    assert!(mm.tables().put_off(owed, PageFate::Kept));
                 }
             };
             let r = {

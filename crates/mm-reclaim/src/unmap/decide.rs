@@ -6,7 +6,7 @@ use crate::policy::Strategy;
 use mm_arch::respect::{NOTHING, SOFT_DIRTY, WRITE};
 use mm_arch::{Entry, Level};
 use mm_folio::{Folio, FolioFlags};
-use mm_pgtable::Run;
+use mm_pgtable::{PageFate, Run};
 use mm_rmap::{PteHit, Visit};
 use mm_vma::{Event, Observer, Platform, VmaFlags};
 
@@ -47,6 +47,16 @@ impl Fate {
             Fate::Swap
         } else {
             Fate::Lazyfree
+        }
+    }
+}
+
+impl Fate {
+    /// Whether the page is still there for who asks for it by its entry's place.
+    pub fn of_pages(self) -> PageFate {
+        match self {
+            Fate::Drop | Fate::Lazyfree => PageFate::Dropped,
+            Fate::Poison | Fate::Swap | Fate::File => PageFate::Kept,
         }
     }
 }

@@ -30,7 +30,7 @@ use core::ops::ControlFlow;
 use decide::Fate;
 use mm_arch::{Entry, Flush, Level, NonPresent, SwapBits, SwapSlot};
 use mm_folio::{Folio, FolioFlags, FolioLockGuard, FolioRun, Get};
-use mm_pgtable::{LockedPmd, TableSpace};
+use mm_pgtable::{LockedPmd, PageFate, TableSpace};
 use mm_rmap::{Hit, Lookup, MappedWalk, Peek, PteHit, RmapPlatform, Seek, Strict, Visit, WalkEnd};
 use mm_vma::{Event, Mm, Observer, Platform, RssKind, SwapSpace, VmaFlags};
 use restore::Taken;
@@ -262,7 +262,7 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
             let mut owed = mm.tables().tlb().obligation();
             let taken = Taken::run(at.table, run, &mut owed);
             let dirty = taken.entry().is_dirty();
-            self.flush(mm, owed, dirty);
+            self.flush(mm, owed, fate.of_pages(), dirty);
             // The entries were all that knew.
             if dirty {
                 folio.set_flag(FolioFlags::DIRTY);
@@ -296,9 +296,15 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
     /// Makes a flush that is owed, or puts it off; `dirty` says whether one of the entries
     /// was.
     #[inline]
-    fn flush(&mut self, mm: &Mm<P>, owed: Flush<'_, <P as TableSpace>::Tlb>, dirty: bool) {
+    fn flush(
+        &mut self,
+        mm: &Mm<P>,
+        owed: Flush<'_, <P as TableSpace>::Tlb>,
+        pages: PageFate,
+        dirty: bool,
+    ) {
         if self.flags.contains(UnmapFlags::PUT_OFF_FLUSH) {
-            self.flushes.put_off(mm, owed, dirty);
+            self.flushes.put_off(mm, owed, pages, dirty);
         } else {
             owed.now();
         }

@@ -9,6 +9,7 @@ use super::{Kept, Step, Unmap};
 use crate::policy::Strategy;
 use core::num::NonZeroU32;
 use mm_arch::SwapSlot;
+use mm_pgtable::PageFate;
 use mm_rmap::{PteHit, RmapPlatform, SwapOutError, Visit, swap_out_ptes};
 use mm_vma::{Event, Mm, Observer};
 
@@ -32,7 +33,7 @@ impl<P: RmapPlatform> Unmap<'_, '_, '_, P> {
             observer.event(Event::UnmapSingleFullSlot, done.singly as u64);
         }
         // Also for what is back: a CPU may have what it was before.
-        self.flush(mm, owed, done.dirty);
+        self.flush(mm, owed, PageFate::Kept, done.dirty);
         let gone = NonZeroU32::new(done.nr as u32).map(|n| self.finish(mm, page, n));
         match (done.stopped, gone) {
             (Some(SwapOutError::MaybePinned), _) => Step::Keep(Kept::Referenced),

@@ -31,7 +31,7 @@ use core::ops::ControlFlow;
 use mm_arch::respect::NOTHING;
 use mm_arch::{Arch, Entry, Flush, Level, VirtAddr};
 use mm_folio::{FileId, Folio, FolioFlags, FolioLockGuard, UnmappedPages};
-use mm_pgtable::{LockedTable, TableSpace};
+use mm_pgtable::{LockedTable, PageFate, TableSpace};
 use mm_rmap::{Peek, RmapPlatform, Strict, Visit};
 use mm_vma::{Event, Mm, Observer, RssKind, VmaFlags};
 
@@ -267,7 +267,7 @@ fn put_off<'g, P: RmapPlatform>(
     h: &mut Held<'g, P>,
 ) {
     let owed = core::mem::replace(&mut h.owed, mm.tables().tlb().obligation());
-    unmap.flush(mm, owed, core::mem::take(&mut h.dirty));
+    unmap.flush(mm, owed, PageFate::Kept, core::mem::take(&mut h.dirty));
 }
 
 /// Unlocks a table behind everything that was done to it.
@@ -275,10 +275,10 @@ fn leave<P: RmapPlatform>(unmap: &mut Unmap<'_, '_, '_, P>, mm: &Mm<P>, held: Op
     let Some(Held { table, owed, dirty, gone, kind }) = held else { return };
     if mm_sync::mutant!("reclaim.together.late_record") {
         drop(table);
-        unmap.flush(mm, owed, dirty);
+        unmap.flush(mm, owed, PageFate::Kept, dirty);
         return mm.counters().sub(kind, gone);
     }
-    unmap.flush(mm, owed, dirty);
+    unmap.flush(mm, owed, PageFate::Kept, dirty);
     if gone > 0 {
         mm.counters().sub(kind, gone);
     }

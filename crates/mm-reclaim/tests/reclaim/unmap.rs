@@ -3,6 +3,7 @@
 mod generic {
     use crate::common::*;
     use mm_arch::{Arch, DeviceKind, Entry, Level, Markers, NonPresent, SwapBits, VirtRange};
+    use mm_fault::{FaultPolicy, ThpPolicy, handle_fault};
     use mm_folio::{FolioFlags, Get, Pin};
     use mm_map::{
         Advice, Comes, UffdMode, fork, madvise, mprotect, mremap_move, uffd_copy, uffd_move,
@@ -468,6 +469,40 @@ mod generic {
         }
     }
 
+    /// Of a copy of a file's page; the page of the file comes, or another copy.
+    pub fn what_comes_for_a_dropped_page_waits_for_its_flush<A: Arch>(
+        unused: impl Fn(E<A>) -> E<A>,
+    ) {
+        use mm_fault::FaultFlags;
+        for flags in [FaultFlags::empty(), FaultFlags::WRITE] {
+            let m = new_machine::<A>();
+            let (o, p) = (object(&m, BackingKind::File), empty_space(&m));
+            o.add(0, 0).expect("memory");
+            show_with(&p, 0, 1, &o, 0, RW | VmaFlags::MAYREAD | VmaFlags::MAYWRITE);
+            let fault = |flags| {
+                let mut policy = FaultPolicy::new(ThpPolicy::new(2));
+                policy.fault_around = 1;
+                let _ = handle_fault(&policy, &p.read(), va::<A>(0), flags);
+                pte::<A>(&p, 0).pfn(Level::Pte)
+            };
+            let copy = m.memmap().folio(fault(FaultFlags::WRITE));
+            assert!(copy.is_anon());
+            edit::<A>(&p, 0, &unused);
+            let held = Isolated::of(copy);
+            let mut batch = FlushBatch::new(&m);
+            let end = try_to_unmap(UnmapPolicy::All, &held.locked, RECLAIM, &mut batch);
+            assert_eq!(end, Unmapped::All);
+            let before = m.tlb_flushes();
+            assert_ne!(fault(flags), copy.head());
+            assert_eq!(m.tlb_flushes(), before + 1, "a CPU may have the page before");
+            let Isolated { locked, own } = held;
+            drop(locked);
+            batch.free(own);
+            drop(batch);
+            finish_all(&m, vec![p], vec![o]);
+        }
+    }
+
     pub fn an_entry_that_a_guest_does_not_need_goes<A: Arch>(unused: impl Fn(E<A>) -> E<A>) {
         for armed in [false, true] {
             let m = new_machine::<A>();
@@ -736,6 +771,15 @@ on_all! {
     normal_memory_needs_a_place_to_go;
     /// Rules: TLBB-07, S-RC13. Cases: MM-079.
     whoever_cannot_wait_makes_the_flush;
+}
+
+/// Rules: TLBB-07, UNMAP-13.
+#[test]
+fn what_comes_for_a_dropped_page_waits_for_its_flush() {
+    use mm_arch::model::{ModelEntry, ModelWord};
+    generic::what_comes_for_a_dropped_page_waits_for_its_flush::<ModelWord<32>>(|e| {
+        ModelEntry::from_bits(e.bits() | ModelEntry::UNUSED)
+    });
 }
 
 /// Rules: UNMAP-13.

@@ -100,6 +100,39 @@ fn a_clean_translation_is_no_way_to_store() {
     }
 }
 
+/// Rules: TLBB-07, INV-9. Memory that was given up comes anew before the flush that was put off: no CPU
+/// goes on by what it had cached, be it a new page that comes or the zero page.
+#[test]
+fn what_comes_for_a_dropped_page_is_seen_by_all() {
+    for stored in [false, true] {
+        let m = machine_with::<A>(3);
+        let mut p = given_up(&m);
+        p.run_on(1);
+        assert_eq!(p.load(page(3)), Ok(103));
+        let mut batch = FlushBatch::new(m.host());
+        for head in heads(&m) {
+            let folio = m.host().memmap().folio(head);
+            let own = folio.grab::<Get>(1).expect("fits");
+            let end = try_to_unmap(UnmapPolicy::All, &folio.lock(), FLAGS, &mut batch);
+            assert_eq!(end, Unmapped::All);
+            batch.free(own);
+        }
+        // As long as nobody sees what comes, the old page is as good.
+        assert_eq!(p.load(page(3)), Ok(103));
+        p.run_on(2);
+        if stored {
+            p.store(page(3), 7).expect("mapped");
+        }
+        let comes = p.load(page(3));
+        p.run_on(1);
+        let expected = Ok(if stored { 7 } else { 0 });
+        assert_eq!((comes, p.load(page(3))), (expected, expected));
+        batch.finish();
+        m.settle();
+        assert_eq!(audit(&m, [&p], []), []);
+    }
+}
+
 /// Rules: TLBB-06.
 #[test]
 fn without_its_flush_a_page_is_given_away_too_early() {
