@@ -20,8 +20,7 @@ const PLANTED: [&str; 6] = ["flushes", "words", "marks", "stores", "references",
 /// Options of the `stress` task.
 #[derive(clap::Args, Debug, Default)]
 pub struct Options {
-    /// Ten minutes instead of twenty seconds, and all operations: pages are moved, merged,
-    /// collapsed and split as well.
+    /// Ten minutes instead of twenty seconds.
     #[arg(long)]
     pub deep: bool,
     /// The first seed; one by the clock unless given.
@@ -36,9 +35,7 @@ pub fn run(ws: &Workspace, o: &Options) -> Result<Outcome, Error> {
     let seconds = if o.deep { &deep } else { &short };
     let now = || UNIX_EPOCH.elapsed().map_or(1, |t| t.as_nanos() as u64).to_string();
     let begin = seed.clone().unwrap_or_else(now);
-    let mut args = vec![seconds.as_str(), &begin];
-    args.extend(o.deep.then_some("all"));
-    let out = stress(ws, &args)?;
+    let out = stress(ws, &[seconds, &begin])?;
     let text = String::from_utf8_lossy(&out.stdout);
     print!("{text}");
     eprint!("{}", String::from_utf8_lossy(&out.stderr));

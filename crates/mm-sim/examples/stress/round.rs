@@ -35,16 +35,11 @@ fn machine<A: Arch>(random: &mut Random) -> Result<(Machine<A>, &'static str), B
 }
 
 /// Adds what was done to `sum`.
-pub fn round<A: Arch>(
-    seed: u64,
-    planted: Option<Planted>,
-    moves: bool,
-    sum: &mut Tally,
-) -> Result<(), String> {
+pub fn round<A: Arch>(seed: u64, planted: Option<Planted>, sum: &mut Tally) -> Result<(), String> {
     let mut random = Random::new(seed);
     let (machine, name) = machine::<A>(&mut random).map_err(|e| e.to_string())?;
     let named = |why: String| format!("{name}, {}: {why}", A::NAME);
-    let world = World::new(&machine, &mut random, planted, moves);
+    let world = World::new(&machine, &mut random, planted);
     let world = world.map_err(|e| named(e.to_string()))?;
     if planted == Some(Planted::Flushes) {
         machine.host().cpus().plant(Plant::DROP_RANGE_FLUSHES);

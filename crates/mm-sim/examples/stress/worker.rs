@@ -30,9 +30,7 @@ pub struct Worker<'w, A: Arch> {
 type Operation<'w, A> = (u64, fn(&mut Worker<'w, A>) -> Result<(), String>);
 
 impl<'w, A: Arch> Worker<'w, A> {
-    /// What any run does, and then what only one of all operations does.
-    const OPERATIONS: [&'w [Operation<'w, A>]; 2] = [Self::STEADY, Self::MOVING];
-    const STEADY: &'w [Operation<'w, A>] = &[
+    const OPERATIONS: &'w [Operation<'w, A>] = &[
         (60, Self::access),
         (12, Self::pin),
         (12, Self::unpin),
@@ -66,9 +64,7 @@ impl<'w, A: Arch> Worker<'w, A> {
         (4, Self::read_ahead),
         (2, Self::fail_read),
         (4, Self::do_wrong),
-    ];
-    /// Pages get other frames, or other places.
-    const MOVING: &'w [Operation<'w, A>] = &[
+        // Pages get other frames, or other places.
         (12, Self::move_mapping),
         (8, Self::move_pages),
         (8, Self::collapse),
@@ -154,11 +150,9 @@ impl<'w, A: Arch> Worker<'w, A> {
 
     /// Does something.
     pub fn operate(&mut self) -> Result<(), String> {
-        let kinds = if self.world.moves { 2 } else { 1 };
-        let operations = || Self::OPERATIONS[..kinds].iter().copied().flatten();
-        let all = operations().map(|(weight, _)| *weight).sum();
+        let all = Self::OPERATIONS.iter().map(|(weight, _)| *weight).sum();
         let mut at = self.random.below(all);
-        for (weight, operation) in operations() {
+        for (weight, operation) in Self::OPERATIONS {
             match at.checked_sub(*weight) {
                 Some(rest) => at = rest,
                 None => return operation(self),

@@ -39,8 +39,6 @@ impl std::fmt::Display for Tally {
 pub struct World<A: Arch> {
     /// What goes wrong on purpose.
     pub planted: Option<Planted>,
-    /// Whether pages get other frames and other places, but by swap.
-    pub moves: bool,
     pub processes: Vec<Process<A>>,
     /// Those that live, for who has to know all processes.
     children: Mutex<Vec<Arc<Process<A>>>>,
@@ -69,7 +67,6 @@ impl<A: Arch> World<A> {
         machine: &Machine<A>,
         random: &mut Random,
         planted: Option<Planted>,
-        moves: bool,
     ) -> Result<Self, Box<dyn Error>> {
         let host = machine.host();
         let file = File::new(host, Region::File.pages())?;
@@ -85,7 +82,6 @@ impl<A: Arch> World<A> {
         }
         let mut world = World {
             planted,
-            moves,
             processes: Vec::new(),
             children: Mutex::default(),
             shared: [file, shmem(Region::Shmem)?, shmem(Region::MarkedShmem)?],
