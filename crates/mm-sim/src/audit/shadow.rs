@@ -77,12 +77,11 @@ impl Shadow {
         }
     }
     fn knows(&self, spot: Spot) -> bool {
-        match spot {
-            Spot::Private(process, va) => {
-                self.processes.get(&process).is_some_and(|p| p.contains_key(&va))
-            }
-            Spot::Object(id, at) => self.objects.contains_key(&(id, at)),
-        }
+        let word = match spot {
+            Spot::Private(process, va) => self.processes.get(&process).and_then(|p| p.get(&va)),
+            Spot::Object(id, at) => self.objects.get(&(id, at)),
+        };
+        word.is_some_and(|word| word.get().is_some())
     }
     /// `value` was stored at `spot`.
     pub fn store_at(&mut self, spot: Spot, value: u64) {
@@ -107,6 +106,12 @@ impl Shadow {
         if let Some(words) = self.processes.get_mut(&process) {
             words.retain(|va, _| !range.contains(*va));
         }
+    }
+    /// The memory of `range` was given up: it reads as before or as zero until it is stored to
+    /// again. A pin keeps its page, and goes on seeing what the process sees.
+    pub fn give_up(&mut self, process: u32, range: VirtRange) {
+        let words = self.processes.get(&process).into_iter().flatten();
+        words.filter(|(va, _)| range.contains(**va)).for_each(|(_, word)| word.set(None));
     }
     /// The memory of `range` is at `to` now.
     pub fn move_to(&mut self, process: u32, range: VirtRange, to: VirtAddr) {

@@ -132,8 +132,9 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
             }
             Advice::Free => {
                 let r = self.proc(proc)?.process.madvise_free(range);
-                // What is there from now on is the old content, or zeros.
-                self.shadow.forget(proc.index() as u32, range);
+                if let Some(range) = given_up(range, &r) {
+                    self.shadow.give_up(proc.index() as u32, range);
+                }
                 return self.done(line, r, AdviceError::errno);
             }
         };
@@ -328,16 +329,28 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
     }
 }
 
+/// What the advice about `range` gave up, as with [`dropped`].
+fn given_up(range: VirtRange, r: &Result<(), AdviceError>) -> Option<VirtRange> {
+    match r {
+        Ok(()) | Err(AdviceError::Hole(_)) => Some(range),
+        Err(AdviceError::Invalid(at)) => below(range, *at),
+        Err(AdviceError::Unaligned(_) | AdviceError::NotUser(_)) => None,
+    }
+}
 /// What a call on `range` dropped: what is mapped of a range with a hole all the same, and
 /// what lies below a mapping that refuses.
 fn dropped(range: VirtRange, r: &Result<(), MapError>) -> Option<VirtRange> {
     match r {
         Ok(()) | Err(MapError::Hole(_)) => Some(range),
         Err(MapError::Invalid(at) | MapError::Access(at) | MapError::NoHoles(at)) => {
-            VirtRange::new(range.start(), at.bytes_from(range.start())).ok()
+            below(range, *at)
         }
         Err(_) => None,
     }
+}
+/// The part of `range` below `at`.
+fn below(range: VirtRange, at: VirtAddr) -> Option<VirtRange> {
+    VirtRange::new(range.start(), at.bytes_from(range.start())).ok()
 }
 
 fn vma_rights(prot: Prot) -> VmaFlags {

@@ -155,3 +155,31 @@ fn count(json: &str, key: &str) -> u64 {
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
     digits.parse().expect("a number")
 }
+
+/// What a process gives up while it is pinned stays where it is: the process stores to it again, and
+/// the pin sees that. Refused advice gives nothing up.
+///
+/// Rules: MADV-04, MADV-08.
+#[test]
+fn what_is_given_up_while_it_is_pinned_is_seen_by_both() {
+    prints(
+        "mmap p0 a 4 anon rw private\n\
+         write p0 a 1\n\
+         pin p0 a x uring\n\
+         madvise p0 a free\n\
+         write p0 a:1+3 2\n\
+         pinread p0 x\n\
+         pinwrite p0 x 3\n\
+         content p0 a\n\
+         mlock p0 a:2+2\n\
+         madvise p0 a free\n\
+         write p0 a 4\n\
+         pinread p0 x\n",
+        &[
+            r#"{"line":6,"op":"pinread","p":"p0","pin":"x","c":[[0,1,"1"],[1,3,"2"]]}"#,
+            r#"{"line":8,"op":"content","p":"p0","r":"a","c":[[0,4,"3"]]}"#,
+            r#"{"line":10,"op":"madvise","p":"p0","err":"EINVAL"}"#,
+            r#"{"line":12,"op":"pinread","p":"p0","pin":"x","c":[[0,4,"4"]]}"#,
+        ],
+    );
+}
