@@ -195,10 +195,12 @@ impl Lab {
         scenarios: &[Scenario],
         judge: impl Fn(Format, usize) -> V + Sync,
     ) -> Result<Vec<(Format, usize, V)>, String> {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(self.jobs).stack_size(STACK).build();
-        let pool = pool.map_err(|e| format!("threads of --jobs: {e}"))?;
         let each: Vec<_> =
             self.formats.iter().flat_map(|f| (0..scenarios.len()).map(|i| (*f, i))).collect();
+        // No more threads than there is to do.
+        let jobs = self.jobs.min(each.len());
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(jobs).stack_size(STACK).build();
+        let pool = pool.map_err(|e| format!("threads of --jobs: {e}"))?;
         let bar = progress(each.len());
         let one = |(format, i): (Format, usize)| {
             bar.set_message(format!("{} {}", format.name, scenarios[i].name));

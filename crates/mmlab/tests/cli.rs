@@ -61,7 +61,7 @@ fn check_counts_and_says_what_differs_first() {
         "bad: line 3: faults min: expected 3, got 4\n1 passed, 1 failed\n"
     );
     // In the same order, however many at a time.
-    for jobs in ["1", "3"] {
+    for jobs in ["1", "3", "1000000"] {
         let formats = "x86_64,x86-pae";
         let args = ["run", &dir, "--check", "--memory", "16M", "--arch", formats, "-j", jobs];
         let out = mmlab(&args);
