@@ -3,15 +3,18 @@
 
 use crate::{Hit, MappedWalk, RmapPlatform, Seek, Strict};
 use core::ops::ControlFlow;
-use mm_arch::respect::{SOFT_DIRTY, WRITE};
+use mm_arch::respect::{MERGE_YOUNG_DIRTY, SOFT_DIRTY, WRITE};
 use mm_arch::{Arch, Entry, Level};
 use mm_folio::FolioLockGuard;
 use mm_pgtable::LockedPmd;
 use mm_vma::{Mm, Platform, VmaFlags};
 
-/// Makes all entries by which shared mappings map the folio read-only and clean;
-/// how many were not (rule RMAP-33). When it returns, no CPU has a translation left
-/// by which a store would not be noticed, and what was stored until then is in
+/// Entries that stay as writable as they are, and of which one may be dirty.
+const MODE: u8 = WRITE | SOFT_DIRTY | MERGE_YOUNG_DIRTY;
+
+/// Makes all entries by which shared mappings map the folio read-only and clean; how many
+/// entries it rewrote for that, 0 if all were so (rule RMAP-33). When it returns, no CPU has a
+/// translation left by which a store would not be noticed, and what was stored until then is in
 /// the page: the caller may write it out.
 ///
 /// If the result is not zero, the folio was dirty whatever its flag says.
@@ -31,7 +34,7 @@ pub fn mkclean<P: RmapPlatform>(platform: &P, locked: &FolioLockGuard<'_, P>) ->
                     1
                 }
                 Hit::Pte(at) => {
-                    let run = at.table.run::<{ WRITE | SOFT_DIRTY }>(at.index, at.entry, at.limit);
+                    let run = at.table.run::<MODE>(at.index, at.entry, at.limit);
                     let n = run.nr();
                     if is_clean::<P>(at.entry, Level::Pte) && !run.any_dirty() {
                         n

@@ -11,13 +11,14 @@ use mm_vma::model::ModelObject;
 use mm_vma::{Backing, BackingKind, Mm, Platform, RssKind, Vma, VmaFlags};
 use std::sync::Arc;
 
-/// Maps four pages of the object at `page`, each entry as `state` says of it.
+/// Maps four pages of the object at `page`, each entry as `state` says of it: writable, dirty,
+/// soft-dirty whatever it is.
 fn map<A: Arch>(
     mm: &Mm<P<A>>,
     object: &Arc<ModelObject<A>>,
     page: u64,
     flags: VmaFlags,
-    state: impl Fn(u64) -> (bool, bool),
+    state: impl Fn(u64) -> (bool, bool, bool),
 ) {
     let p = mm.platform();
     let backing: Arc<dyn Backing> = object.clone();
@@ -33,7 +34,10 @@ fn map<A: Arch>(
         folio.add_file_ptes(k as u32, NonZeroU32::MIN, mm.id());
         mm.counters().add(RssKind::File, 1);
         let mut e = A::Entry::leaf(folio.page(k as u32), prot, Level::Pte).mkclean().wrprotect();
-        let (writable, dirty) = state(k);
+        let (writable, dirty, soft) = state(k);
+        if soft {
+            e = e.mksoft_dirty();
+        }
         if dirty {
             e = e.mkdirty();
         }
@@ -72,28 +76,31 @@ fn cleans<A: Arch>() {
     let shared = RW | VmaFlags::SHARED;
     // Writable and dirty, writable only, dirty only, neither.
     let states = [(true, true), (true, false), (false, true), (false, false)];
-    map(&mm, &object, 0, shared, |k| states[k as usize]);
-    map(&other, &object, 8, shared, |_| (true, true));
-    map(&other, &object, 16, RW | VmaFlags::MAY_PRIVATE, |_| (false, false));
+    let state = |k: u64, soft| (states[k as usize].0, states[k as usize].1, soft);
+    map(&mm, &object, 0, shared, |k| state(k, false));
+    map(&other, &object, 8, shared, |_| (true, true, false));
+    map(&other, &object, 16, RW | VmaFlags::MAY_PRIVATE, |_| (false, false, false));
+    // The first of a run is clean, and read-only; the second is dirty.
+    map(&mm, &object, 24, shared, |k| state(3 - k, true));
     let private: Vec<_> = (16..20).map(|k| entry::<A>(&other, k)).collect();
     let flushes = p.tlb().flushes.get();
     {
         let own = folio.grab::<Get>(1).expect("room");
         let locked = folio.lock();
-        assert_eq!(mkclean(&p, &locked), 3 + 4);
+        assert_eq!(mkclean(&p, &locked), 3 + 4 + 4);
         assert!(p.tlb().flushes.get() > flushes, "no CPU stores unnoticed any more");
         assert_eq!(mkclean(&p, &locked), 0, "once more finds nothing");
         drop((locked, own));
     }
-    for (mm, page) in [(&mm, 0), (&other, 8)] {
+    for (mm, page) in [(&mm, 0), (&other, 8), (&mm, 24)] {
         for k in page..page + 4 {
             let e = entry::<A>(mm, k);
             assert!(e.is_leaf(Level::Pte) && !e.is_writable(Level::Pte) && !e.is_dirty(), "{e:?}");
         }
     }
     assert!((16..20).map(|k| entry::<A>(&other, k)).eq(private));
-    assert_eq!(folio.mapcount(), 12);
-    for (mm, page) in [(&mm, 0), (&other, 8), (&other, 16)] {
+    assert_eq!(folio.mapcount(), 16);
+    for (mm, page) in [(&mm, 0), (&other, 8), (&other, 16), (&mm, 24)] {
         unmap(mm, page);
     }
 }
