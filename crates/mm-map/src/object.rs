@@ -86,7 +86,7 @@ pub fn evict_range<P: RmapPlatform>(policy: &MapPolicy, cache: &PageCache<P>, fi
 ///
 /// # Errors
 ///
-/// If it cannot be split, or not now. It may be unmapped then.
+/// If it cannot be split, or not now, or has no page `keep`. It may be unmapped then.
 pub fn split_cached<'m, P: RmapPlatform>(
     policy: &MapPolicy,
     cache: &'m PageCache<P>,
@@ -100,6 +100,7 @@ pub fn split_cached<'m, P: RmapPlatform>(
     let known = i64::from(nr) + i64::from(whole.mapcount()) + i64::from(folio.own.n());
     let refused = match whole.file() {
         _ if order >= from => Some(SplitError::Order { from, to: order }),
+        _ if keep >= nr => Some(SplitError::Page { keep, nr_pages: nr }),
         Some((id, at)) if id == cache.id() && !whole.has(FolioFlags::WRITEBACK) => {
             if i64::from(whole.refcount()) == known {
                 unmap_folio(policy, cache, &folio.locked, at);

@@ -17,6 +17,14 @@ pub enum SplitError {
         /// The order that was asked for.
         to: u32,
     },
+    /// It has no page by this number, which a part was to be kept for.
+    #[error("a folio of {nr_pages} pages has no page {keep}")]
+    Page {
+        /// The number.
+        keep: u32,
+        /// How many pages it has.
+        nr_pages: u32,
+    },
     /// It is in a state in which it must not change its shape.
     #[error("the folio is being written out, or has left its file")]
     Busy,
@@ -32,7 +40,7 @@ impl SplitError {
     /// The kernel's name of the error.
     pub const fn errno(self) -> &'static str {
         match self {
-            SplitError::Order { .. } => "EINVAL",
+            SplitError::Order { .. } | SplitError::Page { .. } => "EINVAL",
             SplitError::Busy => "EBUSY",
             SplitError::Held => "EAGAIN",
             SplitError::NoMemory => "ENOMEM",
@@ -59,8 +67,8 @@ pub struct SplitFolio<'m, P: RmapPlatform> {
 ///
 /// # Errors
 ///
-/// If it cannot be split, or not now. Everything is as before then, but that PMD leaves
-/// may have become PTEs.
+/// If it cannot be split, or not now, or has no page `keep`. Everything is as before then, but that
+/// PMD leaves may have become PTEs.
 pub fn split_anon_folio<'m, P: RmapPlatform>(
     platform: &P,
     map: &'m MemMap<P>,
@@ -92,6 +100,9 @@ fn try_split<'m, P: RmapPlatform>(
     // An anonymous folio of two pages has no room for its place in the queue.
     if order >= from || order == 1 || folio.is_huge_zero() {
         return (split, Err(SplitError::Order { from, to: order }));
+    }
+    if keep >= nr {
+        return (split, Err(SplitError::Page { keep, nr_pages: nr }));
     }
     let slots = platform.swap().slots();
     let cached_at = slots.slot_of(folio);

@@ -167,7 +167,7 @@ impl<P: Platform> PageCache<P> {
     /// Splits a locked folio that nothing maps into folios of `order` (rules
     /// FOLIO-52..55). `own` and `locked` are the caller's, and go on with the part that
     /// has page `keep`; the others are unlocked. `false` if somebody else holds the folio,
-    /// it is being written out, or it is not in: it is as it was then.
+    /// it is being written out, has no such page, or is not in: it is as it was then.
     pub fn split<'p>(
         &'p self,
         own: FolioRef<'p, P, Get>,
@@ -183,6 +183,7 @@ impl<P: Platform> PageCache<P> {
         let is_in = slots.get(at).is_some_and(|s| s.head == folio.head());
         let splits = is_in
             && order < folio.order()
+            && keep < nr
             && folio.mapcount() == 0
             && !folio.has(FolioFlags::WRITEBACK)
             && slots.try_reserve((nr >> order) as usize).is_ok()
@@ -428,6 +429,8 @@ mod tests {
             let (own, locked, done) = cache.split(own, locked, 2, keep);
             assert!(!done, "somebody holds it");
             drop(stranger);
+            let (own, locked, done) = cache.split(own, locked, 2, 8);
+            assert!(!done, "it has eight pages");
             let (own, locked, done) = cache.split(own, locked, 2, keep);
             assert!(done && locked.folio().contains(head.add(keep.into())));
             assert!(cache.folios().iter().map(|f| f.0).eq([16, 20]));

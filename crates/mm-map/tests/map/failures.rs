@@ -158,3 +158,25 @@ on_all! {
     /// Rules: MREMAP-03, MREMAP-05.
     moves;
 }
+
+/// Rules: FOLIO-52.
+#[test]
+fn a_folio_of_an_object_is_split_for_a_page_that_it_has() {
+    use crate::common::{BATCHED, new_machine};
+    use mm_folio::{FileId, Get};
+    use mm_map::split_cached;
+    use mm_rmap::model::ModelObject;
+    use mm_rmap::{SplitError, SplitFolio};
+    let m = new_machine::<mm_arch::model::ModelWord<16>>();
+    let object = ModelObject::new(&m, FileId(1), mm_vma::BackingKind::File, false);
+    let folio = object.add(0, 2).expect("memory");
+    for (keep, expected) in [(4, Err(SplitError::Page { keep: 4, nr_pages: 4 })), (3, Ok(()))] {
+        let own = folio.grab::<Get>(1).expect("fits");
+        let whole = SplitFolio { locked: folio.lock(), own };
+        let (part, done) = split_cached(&BATCHED, object.cache(), whole, 0, keep);
+        assert_eq!((done, part.own.n()), (expected, 1));
+        assert_eq!(part.own.folio(), part.locked.folio());
+    }
+    drop(object);
+    assert_eq!(m.folios_in_use(), 0);
+}

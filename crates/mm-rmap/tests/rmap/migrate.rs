@@ -443,6 +443,12 @@ fn without_memory_nothing_moves() {
     assert_eq!(migrate_folio(&p, &own, None, Batching::Batched), Err(MigrationError::Unmovable));
     drop(own);
     p.memmap().folio(pfn).clear_flag(FolioFlags::DEVICE_PRIVATE);
+    p.memmap().folio(pfn).set_flag(FolioFlags::WRITEBACK);
+    let own = p.memmap().folio(pfn).grab::<Get>(1).expect("room");
+    assert_eq!(migrate_folio(&p, &own, None, Batching::Batched), Err(MigrationError::Busy));
+    drop(own);
+    p.memmap().folio(pfn).clear_flag(FolioFlags::WRITEBACK);
+    assert_eq!(entry::<A>(&mm, 5), before);
     exit(mm);
     assert_eq!(p.folios_in_use(), 0);
 }

@@ -167,6 +167,11 @@ fn what_does_not_split_says_why() {
         assert_eq!(failed, Err(SplitError::Order { from: 4, to: order }));
         assert_eq!(failed.map_err(SplitError::errno), Err("EINVAL"));
     }
+    for keep in [16, u32::MAX] {
+        let failed = split(&p, pfn, 2, keep, Batching::Batched);
+        assert_eq!(failed, Err(SplitError::Page { keep, nr_pages: 16 }));
+        assert_eq!(failed.map_err(SplitError::errno), Err("EINVAL"));
+    }
     folio.set_flag(FolioFlags::WRITEBACK);
     let failed = split(&p, pfn, 0, 0, Batching::Batched);
     assert_eq!(failed.map_err(SplitError::errno), Err("EBUSY"));
