@@ -47,9 +47,10 @@
 //!
 //! [`ReclaimPlatform`]: one [`Lru`] for the frames of its memory map, which its
 //! [`FolioSource`](mm_folio::FolioSource) tells of folios that come and go (`list`, `unlist`), and
-//! its objects by name. Anonymous folios are put on lists by whoever makes them; those of an object
-//! by its [`Backing`](mm_vma::Backing), which has to implement `release` for them to go, and
-//! `split` for a part of a large one to. When to reclaim is the kernel's business.
+//! its objects by name. Anonymous folios are put on lists by whoever makes them, with valid content
+//! (`UPTODATE`); those of an object by its [`Backing`](mm_vma::Backing), which has to implement
+//! `release` for them to go, and `split` for a part of a large one to. When to reclaim is the
+//! kernel's business.
 //!
 //! Lock order: folio lock, trees, table locks, counts of a folio.
 //!

@@ -173,17 +173,26 @@ impl<L: RawLock> Lru<L> {
         let ends = [Ends { oldest: END, youngest: END, folios: 0, pages: 0 }; LruList::ALL.len()];
         Ok(Lru { first, lists: Mutex::new(Lists { links, ends }), whole: Mutex::new(()) })
     }
+    /// The place of a link; of a frame that has none it is behind the last one.
     fn at(&self, head: Pfn) -> u32 {
-        head.since(self.first) as u32
+        u32::try_from(head.since(self.first)).unwrap_or(END)
     }
 
     /// Links a folio as the youngest of the list that `flags` say: for
     /// [`FolioSource::list`](mm_folio::FolioSource::list).
+    ///
+    /// # Panics
+    ///
+    /// If the lists are not for this frame.
     pub fn list(&self, head: Pfn, order: u32, flags: FolioFlags) {
         self.lists.lock().link(self.at(head), order, LruList::of(flags));
     }
     /// Takes a folio that dies off its list, if it is on one: for
     /// [`FolioSource::unlist`](mm_folio::FolioSource::unlist).
+    ///
+    /// # Panics
+    ///
+    /// If the lists are not for this frame.
     pub fn unlist(&self, head: Pfn) {
         if !mutant!("lru.free.keeps_link") {
             self.lists.lock().unlink(self.at(head));

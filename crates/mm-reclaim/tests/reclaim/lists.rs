@@ -4,7 +4,8 @@ use crate::common::*;
 use mm_arch::Pfn;
 use mm_arch::model::ModelWord;
 use mm_folio::{Folio, FolioFlags, FolioSource, Get};
-use mm_reclaim::{LruList, Passed, ReclaimPlatform};
+use mm_reclaim::{Lru, LruList, Passed, ReclaimPlatform};
+use mm_sync::DefaultLock;
 use mm_vma::{BackingKind, Platform};
 
 type A = ModelWord<32>;
@@ -189,4 +190,12 @@ fn parts_of_a_split_folio_are_where_the_whole_was() {
         }
     }
     finish_all(&m, vec![], vec![o]);
+}
+
+/// Not the link of a frame whose number ends with the same 32 bits.
+#[test]
+#[should_panic(expected = "index out of bounds")]
+fn a_frame_that_the_lists_are_not_for_has_no_link() {
+    let lru = Lru::<DefaultLock>::new(Pfn::new(16), 4).expect("memory");
+    lru.list(Pfn::new(17 + (1 << 32)), 0, FolioFlags::LRU);
 }
