@@ -8,7 +8,7 @@ mod generic {
         Advice, MapError, OldPlace, UffdMode, WpChange, fork, madvise, mmap_backing, mprotect,
         mremap_move, munmap, uffd_register, uffd_unregister, uffd_wp, uffd_zeropage,
     };
-    use mm_rmap::model::ModelObject;
+    use mm_rmap::model::{ModelObject, UnmapBy, swap_out};
     use mm_vma::{BackingKind, Mm, Platform, RssKind, VmaFlags};
 
     const WP: UffdMode = UffdMode::WP;
@@ -435,6 +435,30 @@ mod generic {
             finish(&m, vec![p]);
         }
     }
+
+    /// In memory, and on swap.
+    pub fn copies_that_are_discarded_stay_protected<A: Arch>() {
+        if !A::HAS_UFFD_WP {
+            return;
+        }
+        for out in [false, true] {
+            let m = new_machine::<A>();
+            let p: Space<A> = Mm::new(m.clone()).expect("space");
+            let o = ModelObject::new(&m, FileId(1), BackingKind::Shmem, false);
+            let private = RW | VmaFlags::MAYREAD | VmaFlags::MAYWRITE;
+            mmap_backing(&mut p.write(), pages::<A>(0, 4), private, o.clone(), 0).expect("free");
+            uffd_register(&BATCHED, &mut p.write(), pages::<A>(0, 4), WP).expect("accepted");
+            let head = map_folio(&p, 0, 2).head();
+            protect::<A>(&p, 1, 2);
+            if out {
+                assert!(swap_out(&m, head, UnmapBy::Run));
+            }
+            madvise(&BATCHED, &mut p.write(), pages::<A>(0, 4), Advice::DontNeed).expect("mapped");
+            assert_eq!(marked::<A>(&p, 0, 4), [1, 2], "on swap: {out}");
+            drop(o);
+            finish(&m, vec![p]);
+        }
+    }
 }
 
 on_all! {
@@ -462,4 +486,6 @@ on_all! {
     zero_pages_on_request;
     /// Rules: UFFD-04, UFFD-05, MPROT-05.
     pages_of_objects_stay_protected;
+    /// Rules: ZAP-07, UFFD-05. Cases: MM-037.
+    copies_that_are_discarded_stay_protected;
 }

@@ -173,6 +173,28 @@ mod generic {
         }
     }
 
+    pub fn leaves_that_others_use_stay_as_they_are<A: Arch>() {
+        for policy in POLICIES {
+            let m = reclaim_machine::<A>();
+            let nr = pmd_pages::<A>();
+            let p = space(&m, nr);
+            let folio = map_pmd(&p, 0);
+            let age = FolioFlags::ACTIVE | FolioFlags::REFERENCED;
+            folio.set_flag(NORMAL | FolioFlags::DIRTY | age);
+            let c = fork(&BATCHED, &p).expect("memory");
+            edit_leaf::<A>(&p, |e| e.mkyoung());
+            let before = (entry::<A>(&p, 0), folio.flags());
+            for advice in [madvise_cold, madvise_pageout, madvise_free] {
+                for range in [pages::<A>(0, 2), pages::<A>(0, nr)] {
+                    advice(policy, &p.read(), range).expect("mapped");
+                    assert_eq!((entry::<A>(&p, 0), folio.flags()), before, "{policy:?}");
+                }
+            }
+            audit(&m, &[&p, &c]);
+            finish(&m, vec![p, c]);
+        }
+    }
+
     pub fn what_cannot_be_split_hides_nothing_behind_it<A: Arch>() {
         for policy in POLICIES {
             let m = reclaim_machine::<A>();
@@ -239,7 +261,7 @@ mod generic {
 }
 
 on_all! {
-    /// Rules: MADV-04, ACC-14, RECL-09.
+    /// Rules: MADV-04, ACC-14.
     given_up_pages_are_clean_and_as_writable_as_before;
     /// Rules: FOLIO-41.
     who_is_isolated_or_must_stay_is_not_given_up;
@@ -253,6 +275,8 @@ on_all! {
     files_go_out_whole_or_in_part;
     /// Rules: MADV-05.
     leaves_are_advised_whole_or_split;
+    /// Rules: MADV-05, MADV-06.
+    leaves_that_others_use_stay_as_they_are;
     /// Rules: MADV-03, MADV-06.
     what_cannot_be_split_hides_nothing_behind_it;
     /// Rules: MADV-04, MADV-05, FOLIO-41.

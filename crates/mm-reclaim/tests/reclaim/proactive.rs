@@ -213,9 +213,58 @@ fn nothing_to_reclaim_ends_after_seventeen_attempts() {
     assert_eq!((drained(&m), error.errno()), (1, "EAGAIN"));
     assert_eq!(p.counters().get(RssKind::Anon), 64);
     drop(pins);
-    // Progress does not refill the attempts, and none is left over from before.
+    // None is missing from before.
     assert_eq!(reclaim(POLICY, &m, ReclaimOf::Group(&group), all), Ok(64));
     assert_eq!(drained(&m), 1);
+    finish(&m, vec![p]);
+}
+
+/// Rules: PROACT-02.
+#[test]
+fn progress_does_not_refill_the_attempts() {
+    let m = machine_with_swap::<A>(255);
+    let p = space(&m, 64);
+    fill(&p, 0, 64);
+    let folios = (0..64).step_by(4).map(|k| pte::<A>(&p, k).pfn(mm_arch::Level::Pte));
+    let pins: Vec<_> =
+        folios.map(|pfn| m.memmap().try_grab::<Pin>(pfn, 1).expect("fits")).collect();
+    let all = request(64, Swappiness::AnonOnly);
+    let (asked, pins) = (core::cell::Cell::new(0u64), core::cell::RefCell::new(pins));
+    let unpin_at = core::cell::Cell::new(u64::MAX);
+    let group = |_: MmId| {
+        asked.set(asked.get() + 1);
+        if asked.get() == unpin_at.get() {
+            pins.borrow_mut().pop();
+        }
+        true
+    };
+    let one = Balance { policy: POLICY, of: ReclaimOf::Group(&group), swappiness: all.swappiness };
+    assert_eq!(shrink_lists(&one, &m, 16), 0);
+    let per_attempt = asked.replace(0);
+    // In the tenth attempt one of sixteen folios may go.
+    unpin_at.set(10 * per_attempt);
+    let got = reclaim(POLICY, &m, ReclaimOf::Group(&group), all);
+    assert_eq!(got, Err(ReclaimError::Exhausted(4)));
+    // 17 attempts that brought nothing, and one that did.
+    assert!(asked.get() <= 18 * per_attempt, "{} of {per_attempt}", asked.get());
+    drop(pins);
+    finish(&m, vec![p]);
+}
+
+/// Rules: PROACT-02.
+#[test]
+fn a_quarter_is_reclaimed_at_a_time() {
+    let m = machine_with_swap::<A>(255);
+    let p = space(&m, 128);
+    fill(&p, 0, 128);
+    // A signal comes as soon as somebody looks.
+    let group = |_: MmId| {
+        m.interrupt().set_pending(true);
+        true
+    };
+    let got = reclaim(POLICY, &m, ReclaimOf::Group(&group), request(128, Swappiness::AnonOnly));
+    // What was begun is finished, which is less than as much again.
+    assert!(matches!(got, Err(ReclaimError::Interrupted(32..64))), "{got:?}");
     finish(&m, vec![p]);
 }
 
@@ -272,6 +321,11 @@ fn a_group_is_what_its_spaces_map() {
     assert_eq!(before.len(), 32);
     assert_eq!(m.lru().heads(LruList::InactiveAnon), b_has);
     assert_eq!(of_group(&m, &[&a], 4), Err(ReclaimError::Exhausted(0)));
+    // Nor is a file of those who could map it.
+    show(&a, 64, 16, &o, 0);
+    assert_eq!(of_group(&m, &[&a], 8), Err(ReclaimError::Exhausted(0)));
+    assert_eq!(b.counters().get(RssKind::File), 16);
+    mm_map::munmap(&BATCHED, &mut a.write(), pages::<A>(64, 16)).expect("mapped");
     // A file that both map is of both.
     show_old(&a, 64, 8, &o);
     assert_eq!(of_group(&m, &[&a], 8), Ok(8));

@@ -4,8 +4,8 @@ mod generic {
     use crate::common::*;
     use mm_arch::{Arch, Entry, Level};
     use mm_folio::{Folio, FolioFlags, FolioRef, Get, Pin};
-    use mm_reclaim::shrink_folios;
-    use mm_reclaim::{ReclaimOf, ReclaimPlatform, Shrink, Shrunk, UnmapPolicy};
+    use mm_reclaim::{FlushBatch, ReclaimOf, ReclaimPlatform, Shrink, Shrunk, UnmapPolicy};
+    use mm_reclaim::{Unmapped, shrink_folios, try_to_unmap};
     use mm_vma::{BackingKind, Event, Platform, RssKind, SwapSpace, VmaFlags};
 
     fn how(policy: UnmapPolicy) -> Shrink<'static> {
@@ -52,19 +52,21 @@ mod generic {
     }
 
     pub fn each_blocker_has_its_label<A: Arch>() {
-        let flags: [(FolioFlags, bool); 4] = [
-            (FolioFlags::UNEVICTABLE, true),
-            (FolioFlags::WRITEBACK, true),
-            (FolioFlags::DIRTY, true),
-            (FolioFlags::HWPOISON, false),
+        // What a memory lock holds is counted with these, and has no age.
+        let flags: [(FolioFlags, bool, bool); 5] = [
+            (FolioFlags::UNEVICTABLE, true, true),
+            (FolioFlags::MLOCKED, true, false),
+            (FolioFlags::WRITEBACK, true, true),
+            (FolioFlags::DIRTY, true, true),
+            (FolioFlags::HWPOISON, false, false),
         ];
-        for (flag, active) in flags {
+        for (flag, counts, active) in flags {
             let m = reclaim_machine::<A>();
             let o = known_object(&m, BackingKind::File);
             let folio = o.add(0, 2).expect("memory");
             folio.set_flag(flag);
             let got = pass(&m, &how(UnmapPolicy::All), folio);
-            let expected = if active {
+            let expected = if counts {
                 Shrunk { scanned: 4, activated: 4, ..Shrunk::default() }
             } else {
                 Shrunk { scanned: 4, kept: 4, ..Shrunk::default() }
@@ -127,6 +129,25 @@ mod generic {
         finish_all(&m, vec![p], vec![o]);
     }
 
+    pub fn what_two_mappings_use_is_active_at_once<A: Arch>() {
+        for both in [false, true] {
+            let m = reclaim_machine::<A>();
+            let o = known_object(&m, BackingKind::File);
+            let spaces = vec![empty_space(&m), empty_space(&m)];
+            let folio = o.add(0, 2).expect("memory");
+            for mm in &spaces {
+                show(mm, 0, 4, &o, 0);
+                map_pages(mm, 0, folio, 0, 4);
+            }
+            if !both {
+                old::<A>(&spaces[1], 4);
+            }
+            let got = pass(&m, &how(UnmapPolicy::All), folio);
+            assert_eq!((got.activated, got.kept), if both { (4, 0) } else { (0, 4) });
+            finish_all(&m, spaces, vec![o]);
+        }
+    }
+
     pub fn code_is_active_at_once<A: Arch>() {
         let m = reclaim_machine::<A>();
         let o = known_object(&m, BackingKind::File);
@@ -171,6 +192,25 @@ mod generic {
             assert_eq!((got.activated, got.unmap_failed), (16, 1), "{policy:?}");
             assert!(stored.has(FolioFlags::ACTIVE | FolioFlags::SWAPBACKED));
             assert_eq!(p.counters().get(RssKind::Anon), 16);
+            finish(&m, vec![p]);
+        }
+    }
+
+    pub fn what_was_given_up_stays_while_it_is_held<A: Arch>() {
+        for policy in POLICIES {
+            let m = reclaim_machine::<A>();
+            let p = space(&m, 16);
+            let folio = m.memmap().folio(map_lazyfree(&p, 0, 4).head());
+            let held = folio.grab::<Get>(1).expect("fits");
+            let mut flushes = FlushBatch::new(&m);
+            let end = try_to_unmap(policy, &folio.lock(), RECLAIM, &mut flushes);
+            assert_eq!(end, Unmapped::All);
+            drop(flushes);
+            assert_eq!(pass(&m, &now(policy), folio).kept, 16, "{policy:?}");
+            assert!(folio.has(FolioFlags::LRU));
+            assert_eq!((folio.refcount(), m.events().get(Event::LazyFreed)), (1, 0));
+            drop(held);
+            assert_eq!(m.folios_in_use(), 0);
             finish(&m, vec![p]);
         }
     }
@@ -258,18 +298,22 @@ mod generic {
 on_all! {
     /// Rules: RECL-06, RECL-08, RECL-10, RECL-12.
     clean_files_are_freed;
-    /// Rules: RECL-02, RECL-03, RECL-07.
+    /// Rules: RECL-02, RECL-03, RECL-07, RECL-11.
     each_blocker_has_its_label;
     /// Rules: RECL-02, RECL-08.
     whoever_holds_it_keeps_it;
     /// Rules: RECL-01, RECL-02.
     use_is_asked_for_first;
     /// Rules: RECL-01.
+    what_two_mappings_use_is_active_at_once;
+    /// Rules: RECL-01.
     code_is_active_at_once;
     /// Rules: RECL-07, S-RC2, UNMAP-10.
     dirt_of_an_entry_is_found;
-    /// Rules: RECL-06, RECL-09.
+    /// Rules: RECL-06.
     what_was_given_up_needs_no_writing;
+    /// Rules: RECL-09.
+    what_was_given_up_stays_while_it_is_held;
     /// Rules: RECL-04, RECL-07.
     normal_memory_goes_to_swap;
     /// Rules: RECL-04, RECL-05, S-RC10.

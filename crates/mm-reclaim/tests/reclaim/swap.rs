@@ -4,9 +4,11 @@ mod generic {
     use crate::common::*;
     use mm_arch::{Arch, Entry};
     use mm_folio::{Folio, FolioFlags, Get, Pin};
+    use mm_map::{Advice, madvise};
     use mm_pgtable::TableSpace;
     use mm_reclaim::{
-        ReclaimOf, ReclaimPlatform, Shrink, Shrunk, UnmapPolicy, madvise_free, shrink_folios,
+        Kept, ReclaimOf, ReclaimPlatform, Shrink, Shrunk, UnmapPolicy, Unmapped, madvise_free,
+        shrink_folios,
     };
     use mm_rmap::model::{ModelConfig, UnmapBy, unmap_to_swap};
     use mm_vma::{Event, Platform, RssKind, SlotRun, SwapSpace, read_folio};
@@ -146,8 +148,8 @@ mod generic {
     }
 
     pub fn scarce_slots_are_given_up<A: Arch>() {
-        for scarce in [false, true] {
-            let m = machine::<A>(if scarce { 24 } else { 255 });
+        for (slots, locked) in [(255, false), (24, false), (255, true)] {
+            let m = machine::<A>(slots);
             let p = space::<A>(&m, 32);
             let folio = map_folio(&p, 16, 3);
             let others = map_folio(&p, 0, 3);
@@ -156,8 +158,13 @@ mod generic {
                 m.slots().add(&f.lock()).expect("room");
             }
             let pin = folio.grab::<Pin>(1).expect("fits");
+            if locked {
+                folio.mlock();
+            }
             assert_eq!(pass(&m, UnmapPolicy::All, folio).activated, 8);
-            assert_eq!(folio.has(FolioFlags::SWAPCACHE), !scarce);
+            assert_eq!(folio.has(FolioFlags::SWAPCACHE), slots == 255 && !locked);
+            assert_eq!(folio.has(FolioFlags::ACTIVE), !locked);
+            folio.munlock();
             drop((pin, kept));
             audit(&m, &[&p]);
             finish(&m, vec![p]);
@@ -178,6 +185,84 @@ mod generic {
         assert_eq!(pass(&m, UnmapPolicy::All, folio).reclaimed, 16);
         assert_eq!((m.folios_in_use(), m.slots().in_use().count()), (0, 0));
         assert_eq!(m.events().get(Event::PagesSwappedOut), 0);
+    }
+
+    pub fn soft_dirty_bits_go_along<A: Arch>() {
+        for policy in POLICIES {
+            let m = machine::<A>(255);
+            let p = space::<A>(&m, 32);
+            let folio = map_folio(&p, 16, 4);
+            let soft = |page: u64| page.is_multiple_of(3);
+            (16..32).for_each(|page| {
+                edit::<A>(&p, page, |e| {
+                    if soft(page) { e.mksoft_dirty() } else { e.clear_soft_dirty() }
+                });
+            });
+            assert_eq!(pass(&m, policy, folio).reclaimed, 16, "{policy:?}");
+            let told = which::<A>(&p, 16, 16, |e| e.swap_bits().soft_dirty);
+            let expected = (16..32).filter(|page| A::HAS_SOFT_DIRTY && soft(*page));
+            assert_eq!(told, expected.collect::<Vec<_>>());
+            finish(&m, vec![p]);
+        }
+    }
+
+    pub fn what_is_held_is_not_written<A: Arch>() {
+        for policy in POLICIES {
+            let m = machine::<A>(255);
+            let p = space::<A>(&m, 32);
+            let folio = m.memmap().folio(map_folio(&p, 16, 4).head());
+            let locked = folio.lock();
+            m.slots().add(&locked).expect("room");
+            unmap_to_swap(&m, &locked, UnmapBy::Run).expect("no pins");
+            drop(locked);
+            let held = folio.grab::<Get>(1).expect("fits");
+            assert_eq!(pass(&m, policy, folio).kept, 16, "{policy:?}");
+            assert!(folio.has(FolioFlags::DIRTY | FolioFlags::SWAPCACHE | FolioFlags::LRU));
+            assert_eq!(m.events().get(Event::PagesSwappedOut), 0);
+            drop(held);
+            assert_eq!(pass(&m, policy, folio).reclaimed, 16);
+            assert_eq!(m.events().get(Event::PagesSwappedOut), 16);
+            finish(&m, vec![p]);
+        }
+    }
+
+    pub fn pages_that_nothing_maps_are_not_written<A: Arch>() {
+        for policy in POLICIES {
+            let m = machine::<A>(255);
+            let p = space::<A>(&m, 32);
+            let folio = map_folio(&p, 16, 4);
+            madvise(&BATCHED, &mut p.write(), pages::<A>(20, 3), Advice::DontNeed).expect("mapped");
+            assert!(folio.has(FolioFlags::PARTIALLY_MAPPED));
+            assert_eq!(pass(&m, policy, folio).reclaimed, 13, "{policy:?}");
+            let events = [Event::FolioSplit, Event::PagesSwappedOut, Event::SwapOutFallback];
+            assert_eq!(events.map(|e| m.events().get(e)), [4, 13, 0]);
+            assert_eq!((ents(&p), m.slots().nr_free(), m.folios_in_use()), (13, 255 - 13, 0));
+            audit(&m, &[&p]);
+            finish(&m, vec![p]);
+        }
+    }
+
+    /// Of a folio that is pinned go those pages that others may have, up to the first that is the
+    /// mapping's alone.
+    pub fn a_run_ends_at_a_page_that_may_be_pinned<A: Arch>() {
+        for policy in POLICIES {
+            let m = machine::<A>(255);
+            let p = space::<A>(&m, 32);
+            let folio = map_folio(&p, 16, 4);
+            folio.try_share_anon_ptes(0, nz(6)).expect("not pinned");
+            let pin = folio.grab::<Pin>(1).expect("fits");
+            m.slots().add(&folio.lock()).expect("room");
+            let end = unmap(&m, policy, folio);
+            assert_eq!(end, Unmapped::Kept(Kept::Referenced), "{policy:?}");
+            assert_eq!(
+                which::<A>(&p, 16, 16, |e| e.swap_slot().is_some()),
+                [16, 17, 18, 19, 20, 21]
+            );
+            assert_eq!((ents(&p), p.counters().get(RssKind::Anon), folio.mapcount()), (6, 10, 10));
+            drop(pin);
+            audit(&m, &[&p]);
+            finish(&m, vec![p]);
+        }
     }
 
     pub fn what_was_given_up_frees_its_slots<A: Arch>() {
@@ -208,6 +293,14 @@ on_all! {
     scarce_slots_are_given_up;
     /// Rules: SWAP-03, SWAP-04.
     what_nobody_wants_is_not_written;
+    /// Rules: UNMAP-19.
+    soft_dirty_bits_go_along;
+    /// Rules: RECL-07.
+    what_is_held_is_not_written;
+    /// Rules: RECL-04, RECL-05.
+    pages_that_nothing_maps_are_not_written;
+    /// Rules: RMAP-16, UNMAP-19.
+    a_run_ends_at_a_page_that_may_be_pinned;
     /// Rules: MADV-02.
     what_was_given_up_frees_its_slots;
 }

@@ -528,6 +528,46 @@ mod generic {
         assert_eq!((end, runs, entries), (Unmapped::All, 2 + 3, 16));
         assert_eq!(m.events().get(Event::UnmapSingleUnused), 3);
         finish(&m, vec![p]);
+        // So it is of a folio of a file.
+        let m = new_machine::<A>();
+        let (o, p) = (object(&m, BackingKind::File), empty_space(&m));
+        show(&p, 0, 16, &o, 0);
+        let folio = o.add(0, 4).expect("memory");
+        map_pages(&p, 0, folio, 0, 16);
+        [0, 7].into_iter().for_each(|k| edit::<A>(&p, k, &unused));
+        let (end, runs, entries) = counted(&m, || unmap(&m, UnmapPolicy::All, folio));
+        assert_eq!((end, runs, entries), (Unmapped::All, 2 + 2, 16));
+        assert_eq!(m.events().get(Event::UnmapSingleUnused), 2);
+        finish_all(&m, vec![p], vec![o]);
+    }
+
+    pub fn dirt_of_a_group_is_flushed_before_it_is_written<A: Arch>() {
+        for (policy, stored) in POLICIES.into_iter().flat_map(|p| [(p, false), (p, true)]) {
+            let m = new_machine::<A>();
+            let (o, p) = (object(&m, BackingKind::File), empty_space(&m));
+            show(&p, 0, 12, &o, 0);
+            let folios = [0, 4, 8].map(|first| {
+                let folio = o.add(first, 2).expect("memory");
+                map_pages(&p, first, folio, 0, 4);
+                folio
+            });
+            if stored {
+                dirty::<A>(&p, 6);
+            }
+            let owns = folios.map(|folio| folio.grab::<Get>(1).expect("fits"));
+            let locked = folios.map(|folio| folio.lock());
+            let mut flushes = FlushBatch::new(&m);
+            let all = locked.each_ref();
+            mm_reclaim::try_to_unmap_each(policy, &all, RECLAIM, &mut flushes, |_, end| {
+                assert_eq!(end, Unmapped::All);
+            });
+            assert_eq!(folios.map(|f| f.has(FolioFlags::DIRTY)), [false, stored, false]);
+            assert!(flushes.is_outstanding());
+            flushes.flush_dirty();
+            assert_eq!(flushes.is_outstanding(), !stored, "{policy:?}");
+            drop((locked, owns, flushes));
+            finish_all(&m, vec![p], vec![o]);
+        }
     }
 
     pub fn a_leaf_that_was_given_up_goes_as_one<A: Arch>() {
@@ -721,7 +761,7 @@ mod generic {
 on_all! {
     /// Rules: UNMAP-04, UNMAP-20.
     a_leaf_that_was_given_up_goes_as_one;
-    /// Rules: UNMAP-04, UNMAP-20, MM-094.
+    /// Rules: UNMAP-04, UNMAP-20.
     a_leaf_that_is_needed_stays_as_it_was;
     /// Rules: UNMAP-20, TLBB-07. Cases: MM-079.
     a_leaf_waits_for_no_flush;
@@ -733,6 +773,8 @@ on_all! {
     a_locked_mapping_leaves_no_reference_behind;
     /// Rules: TLBB-05, TLBB-06, RECL-10.
     a_page_is_given_away_behind_its_flush;
+    /// Rules: TLBB-06.
+    dirt_of_a_group_is_flushed_before_it_is_written;
     /// Rules: UNMAP-14, UNMAP-15, S-RC1.
     a_file_folio_goes_in_one_run_per_space;
     /// Rules: UNMAP-07, UNMAP-08, S-RC3. Cases: MM-004.
