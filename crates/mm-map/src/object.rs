@@ -31,7 +31,9 @@ pub fn unmap_object<P: RmapPlatform>(
         if let Ok(range) = VirtRange::units(visit.va, visit.nr_pages, P::Arch::PAGE_SHIFT) {
             let mut gather = Gather::new(mm.tables());
             let keeps_wp = visit.flags.contains(VmaFlags::UFFD_WP);
-            let how = How { guards: Guards::Keep, pages, vma: visit.flags, keeps_wp };
+            // Whoever ends the lock of a mapping passes by what is not mapped any more (rule RMAP-06).
+            let vma = visit.flags | VmaFlags::LOCKED;
+            let how = How { guards: Guards::Keep, pages, vma, keeps_wp };
             by_policy!(policy, zap::<Live, P>(mm, visit.stay, range, range, how, &mut gather));
             gather.finish();
         }

@@ -20,7 +20,8 @@
 //! changes the entries; `resume` looks at what is there then, and remembers nothing
 //! (F-RACE-27). Which rights an entry comes back with is what the entry says and its
 //! mapping allows by now. A locked mapping loses the folio and gets it again, as any: whether
-//! it is locked may change meanwhile (RMAP-06).
+//! it is locked may change meanwhile. So nothing is kept in memory that is not mapped, whatever
+//! the mapping says: whoever ends a lock passes by the migration entries (RMAP-06).
 
 use crate::merged::Wait;
 use crate::policy::Batching;
@@ -31,7 +32,7 @@ use core::ops::ControlFlow;
 use mm_arch::{Arch, Entry, Level, Live, MigrationKind, NonPresent, Pfn, SwapBits};
 use mm_folio::{AnonId, Exclusivity, FileId, Folio, FolioFlags, FolioLockGuard, FolioRun, Get};
 use mm_pgtable::{LockedPmd, LockedTable, TableSpace};
-use mm_vma::{Mm, Platform, RssKind, VmaRights, mlock_mapped, munlock_unmapped};
+use mm_vma::{Mm, Platform, RssKind, VmaRights, mlock_mapped};
 
 type E<P> = <<P as TableSpace>::Arch as Arch>::Entry;
 
@@ -151,13 +152,13 @@ fn suspend_within<P: RmapPlatform>(
     while let Some(hit) = walk.next_hit() {
         match hit {
             Hit::Pmd(pmd) if leaves == Leaves::Keep && pmd_can_move::<P>(pmd) => {
-                suspend_pmd(mm, visit, folio, pmd)?;
+                suspend_pmd(mm, folio, pmd)?;
             }
             // That of an object is taken away. One whose pages are pinned has become PTEs:
             // the next hits tell.
             Hit::Pmd(_) => walk.freeze_pmd(),
             Hit::Pte(at) => {
-                let n = suspend_ptes(mm, visit, folio, at, batching)?;
+                let n = suspend_ptes(mm, folio, at, batching)?;
                 walk.consumed(n);
             }
         }
@@ -199,7 +200,6 @@ fn pmd_can_move<P: Platform>(pmd: &LockedPmd<'_, P>) -> bool {
 
 fn suspend_pmd<P: RmapPlatform>(
     mm: &Mm<P>,
-    visit: &Visit<'_>,
     folio: Folio<'_, P>,
     pmd: &mut LockedPmd<'_, P>,
 ) -> Result<(), MappingStays> {
@@ -219,7 +219,7 @@ fn suspend_pmd<P: RmapPlatform>(
             }
             pmd.swap(entry, &mut fresh);
             folio.remove_pmd(mm.id());
-            munlock_unmapped(visit.flags, folio);
+            folio.munlock();
             map.put_run::<Get>(FolioRun::new(folio.head(), 0, 1));
             Ok(())
         }
@@ -236,7 +236,6 @@ fn suspend_pmd<P: RmapPlatform>(
 /// How many entries are suspended, from the hit on.
 fn suspend_ptes<P: RmapPlatform>(
     mm: &Mm<P>,
-    visit: &Visit<'_>,
     folio: Folio<'_, P>,
     at: PteHit<'_, '_, P>,
     batching: Batching,
@@ -273,7 +272,7 @@ fn suspend_ptes<P: RmapPlatform>(
         mm.counters().sub(RssKind::of(folio), 1);
         table.set(index, poison);
         folio.remove_ptes(page, count, mm.id());
-        munlock_unmapped(visit.flags, folio);
+        folio.munlock();
         map.put_run::<Get>(FolioRun::new(folio.head(), page, 1));
         return Ok(1);
     }
@@ -299,7 +298,7 @@ fn suspend_ptes<P: RmapPlatform>(
         table.set(index + k, *e);
     }
     folio.remove_ptes(page, count, mm.id());
-    munlock_unmapped(visit.flags, folio);
+    folio.munlock();
     // Never the last ones: the caller has a reference.
     map.put_run::<Get>(FolioRun::new(folio.head(), page, count.get()));
     Ok(n)

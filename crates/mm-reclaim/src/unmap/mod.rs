@@ -67,9 +67,16 @@ impl Unmapped {
     /// What came of it, if there was a reason to stop.
     fn of<P: Platform>(folio: Folio<'_, P>, kept: Option<Kept>) -> Self {
         if !folio.is_mapped() {
-            return Unmapped::All;
+            return Unmapped::all(folio);
         }
         Unmapped::Kept(kept.unwrap_or(Kept::Overlooked))
+    }
+    /// Whoever ends the lock of a mapping passes by what is not mapped any more: it is locked for
+    /// nobody (rule RMAP-06).
+    #[inline]
+    fn all<P: Platform>(folio: Folio<'_, P>) -> Self {
+        folio.munlock();
+        Unmapped::All
     }
 }
 

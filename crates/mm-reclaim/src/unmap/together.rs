@@ -135,7 +135,11 @@ impl<'u, 'm, P: RmapPlatform> Group<'u, 'm, P> {
         for (k, locked) in folios.iter().enumerate() {
             let kept = self.kept[k];
             let asked = self.left >> k & 1 != 0 || kept.is_some();
-            let end = if asked { Unmapped::of(locked.folio(), kept) } else { Unmapped::All };
+            let end = if asked {
+                Unmapped::of(locked.folio(), kept)
+            } else {
+                Unmapped::all(locked.folio())
+            };
             ended(k, end);
         }
         folios.len()

@@ -4,7 +4,7 @@ mod generic {
     use crate::common::*;
     use mm_arch::{Arch, DeviceKind, Entry, Level, Markers, NonPresent, SwapBits, VirtRange};
     use mm_fault::{FaultPolicy, ThpPolicy, handle_fault};
-    use mm_folio::{FolioFlags, Get, Pin};
+    use mm_folio::{FileId, FolioFlags, Get, Pin};
     use mm_map::{
         Advice, Comes, UffdMode, fork, madvise, mprotect, mremap_move, uffd_copy, uffd_move,
         uffd_register, uffd_zeropage,
@@ -318,6 +318,26 @@ mod generic {
         show_with(&p, at, 16, &o, 0, SHARED | VmaFlags::LOCKED);
         map_pages(&p, at, folio, 0, 16);
         assert_eq!(unmap(&m, UnmapPolicy::All, folio), Unmapped::Kept(Kept::Locked));
+        assert!(!folio.has(FolioFlags::MLOCKED));
+        finish_all(&m, vec![p], vec![o]);
+    }
+
+    pub fn what_nobody_maps_is_locked_for_nobody<A: Arch>() {
+        let m = new_machine::<A>();
+        let (o, p) = (object(&m, BackingKind::File), empty_space(&m));
+        let folio = o.add(0, 4).expect("memory");
+        show(&p, 0, 16, &o, 0);
+        let locked_until_now = || {
+            map_pages(&p, 0, folio, 0, 16);
+            folio.mlock();
+        };
+        for policy in POLICIES {
+            locked_until_now();
+            assert_eq!(unmap(&m, policy, folio), Unmapped::All);
+            assert!(!folio.has(FolioFlags::MLOCKED), "{policy:?}");
+        }
+        locked_until_now();
+        mm_map::unmap_object(&BATCHED, &m, FileId(1), 0, 16, mm_map::Pages::OfObject);
         assert!(!folio.has(FolioFlags::MLOCKED));
         finish_all(&m, vec![p], vec![o]);
     }
@@ -803,6 +823,8 @@ on_all! {
     locked_memory_stays;
     /// Rules: UNMAP-03.
     a_locked_folio_in_two_tables_is_not_taken_off_reclaim;
+    /// Rules: RMAP-06.
+    what_nobody_maps_is_locked_for_nobody;
     /// Rules: UNMAP-02, UNMAP-13, UNMAP-22.
     poison_is_said_of_small_folios;
     /// Rules: UNMAP-02, UNMAP-04.

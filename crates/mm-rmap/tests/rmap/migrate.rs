@@ -197,6 +197,8 @@ fn moves<A: Arch>(batching: Batching) {
     };
     let before = (states(&mm), states(&child));
     let own = folio.grab::<Get>(1).expect("room");
+    // As if a mapping had been locked until now, and was not looked at since.
+    folio.mlock();
 
     migrate_folio(&p, &own, None, batching).expect("nobody holds it");
     drop(own);
@@ -214,6 +216,7 @@ fn moves<A: Arch>(batching: Batching) {
     }
     assert_eq!(folio.anon(), named);
     assert!(folio.has(FolioFlags::REFERENCED | FolioFlags::SWAPBACKED));
+    assert!(!folio.has(FolioFlags::MLOCKED), "no mapping is locked");
     assert!(folio.is_longterm_pinnable(), "that was about the frames");
     assert_eq!(folio.counts_locked(|c| (c.refs, c.mapcount)), (7, 7));
     assert_eq!(p.folios_in_use(), 1, "the old place is free");
@@ -288,6 +291,7 @@ fn leaf_moves<A: Arch>() {
         }
         let before = entry::<A>(&mm, n);
         let own = p.memmap().folio(old).grab::<Get>(1).expect("room");
+        own.folio().mlock();
         migrate_folio(&p, &own, None, Batching::Batched).expect("nobody holds it");
         drop(own);
         let e = entry::<A>(&mm, n);
@@ -296,6 +300,7 @@ fn leaf_moves<A: Arch>() {
         assert_ne!(new, old);
         assert_eq!(kept::<A>(e, Level::Pmd), kept::<A>(before, Level::Pmd));
         assert_eq!(p.memmap().page_exclusive(new), !shared);
+        assert!(!p.memmap().folio(new).has(FolioFlags::MLOCKED), "no mapping is locked");
         let counts = p.memmap().folio(new).counts_locked(|c| (c.refs, c.mapcount, c.entire));
         assert_eq!(counts, (1, 1, 1));
         assert!((0..n).all(|k| p.bytes().load(new.add(k), 0) == 100 + k));

@@ -49,6 +49,8 @@ fn parts<A: Arch>(batching: Batching) {
         let folio = p.memmap().folio(pfn);
         let flags = FolioFlags::DIRTY | FolioFlags::SWAPBACKED | FolioFlags::LRU;
         folio.set_flag(flags);
+        // As if a mapping had been locked until now, and was not looked at since.
+        folio.mlock();
         let (anon, index) = folio.anon().expect("anonymous");
         let child = fork::<A>(&mm);
         munmap(&child, 18, 1);
@@ -68,6 +70,7 @@ fn parts<A: Arch>(batching: Batching) {
             assert_eq!((part.order(), part.index_of(pfn.add(k))), (order, k as u32 % (1 << order)));
             assert_eq!(part.anon(), Some((anon, index + (k >> order << order))));
             assert!(part.has(flags) && !part.has(FolioFlags::LOCKED));
+            assert!(!part.has(FolioFlags::MLOCKED), "no mapping is locked");
             let mapped = if k == 2 { 1 } else { 2 };
             assert_eq!(p.memmap().page_mapcount(pfn.add(k)), mapped);
             assert!(!p.memmap().page_exclusive(pfn.add(k)), "shared with the child");
