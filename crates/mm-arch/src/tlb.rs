@@ -47,7 +47,8 @@ pub trait Tlb: Sync {
     fn flush_space(&self, space: SpaceId);
     /// Records a range whose flush may wait until [`flush_deferred`](Self::flush_deferred).
     fn defer_range(&self, space: SpaceId, range: VirtRange);
-    /// Flushes everything recorded by this CPU, and waits.
+    /// Flushes everything recorded by this CPU, and waits: also for another CPU that flushes it
+    /// already.
     fn flush_deferred(&self);
     /// Whether it pays to put flushes of `space` off: another CPU may have translations
     /// of it, so that a flush interrupts that one, or a flush is begun when it is recorded

@@ -189,6 +189,8 @@ struct Caches {
 pub struct Cpus<A: Arch> {
     cpus: Vec<Mutex<DefaultLock, Caches>>,
     deferred: Mutex<DefaultLock, Vec<(SpaceId, VirtRange)>>,
+    /// Held by who flushes what was deferred, from before it takes that to the end.
+    flushing: Mutex<DefaultLock, ()>,
     frames: Arc<Frames>,
     counts: FlushCounts,
     planted: AtomicU8,
@@ -205,6 +207,7 @@ impl<A: Arch> Cpus<A> {
         Cpus {
             cpus: (0..nr.max(1)).map(|_| Mutex::new(Caches::default())).collect(),
             deferred: Mutex::new(Vec::new()),
+            flushing: Mutex::new(()),
             frames,
             counts: FlushCounts::default(),
             planted: AtomicU8::new(0),
@@ -515,11 +518,53 @@ impl<A: Arch> Tlb for Cpus<A> {
     fn defers(&self, _: SpaceId) -> bool {
         A::BROADCASTS_FLUSHES || self.cpus.len() > 1
     }
-    /// Flushes what any CPU deferred: more than asked for, at once.
+    /// Flushes what any CPU deferred: more than asked for, at once. What the caller deferred may
+    /// be in the hands of somebody else, who is waited for.
     fn flush_deferred(&self) {
+        let _flushing = self.flushing.lock();
         let ranges = std::mem::take(&mut *self.deferred.lock());
         if !ranges.is_empty() {
             self.interrupt(&ranges, FlushScope::Leaves);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Machine, MachineConfig, Preset};
+    use mm_x86::X86_64;
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
+    /// Rules: TLBB-05, TLBB-06, F-RACE-15. Whoever finds the flush that it needs in the hands of
+    /// somebody else waits for that one.
+    #[test]
+    fn a_flush_that_somebody_else_makes_is_waited_for() {
+        let config = MachineConfig { bytes: 16 << 20, cpus: 2, ..MachineConfig::default() };
+        let machine = Machine::<X86_64>::new(config, Preset::Best.policy()).expect("machine");
+        let cpus = machine.host().cpus();
+        let range = VirtRange::units(VirtAddr::new(0x1000), 1, 12).expect("a page");
+        let made = AtomicBool::new(false);
+        // A CPU that does not answer yet.
+        let busy = cpus.cpus[1].lock();
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                cpus.defer_range(SpaceId(1), range);
+                cpus.flush_deferred();
+            });
+            while cpus.flushes().ranges.get() == 0 {
+                std::thread::yield_now();
+            }
+            let second = threads.spawn(|| {
+                cpus.flush_deferred();
+                assert!(made.load(Relaxed), "a CPU may still have the translation");
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            made.store(true, Relaxed);
+            drop(busy);
+            second.join().expect("it waited");
+        });
+        assert_eq!(cpus.flushes().ranges.get(), 1, "there is nothing left for the second");
     }
 }
