@@ -278,12 +278,11 @@ fn change_present<B: Strategy, P: RmapPlatform>(
         }
         mm.platform().observer().event(Event::HintsMarked, run.nr() as u64);
     }
-    // What a device may store to at any time stays writable.
-    let pinned = |folio: &Folio<'_, P>| folio.maybe_dma_pinned();
-    if change == Change::Track && e.is_writable(Level::Pte) && folio.as_ref().is_some_and(pinned) {
-        return run.nr();
-    }
+    let stays = change == Change::Track && is_always_stored_to(e, folio, Level::Pte);
     table.modify(run, owed, |old| {
+        if stays {
+            return old.mksoft_dirty();
+        }
         let new = change.of(old, prot, Level::Pte);
         if upgrade && can_change_writable::<P::Arch>(vma, new, Level::Pte, exclusive) {
             new.mkwrite(vma.write_kind())
@@ -300,6 +299,16 @@ fn change_present<B: Strategy, P: RmapPlatform>(
         }
     }
     run.nr()
+}
+
+/// Whether a device may store to the page at any time. Its entry stays writable when tracking begins,
+/// and says "stored to": it need not until then, if its mapping said so (rule PTE-14).
+fn is_always_stored_to<P: RmapPlatform>(
+    e: E<P>,
+    folio: Option<Folio<'_, P>>,
+    level: Level,
+) -> bool {
+    e.is_writable(level) && folio.is_some_and(|folio| folio.maybe_dma_pinned())
 }
 
 /// Whether it is worth knowing who uses a folio that `vma` maps: whether it could move there
@@ -389,7 +398,13 @@ fn change_pmd<P: RmapPlatform>(
     let mut scratch = mm.tables().tlb().obligation();
     let empty = mm_sync::mutant!("map.protect.hole");
     let old = pmd.swap(if empty { E::<P>::NONE } else { e.mkinvalid(Level::Pmd) }, &mut scratch);
-    let mut new = change.of(old, change.prot::<P::Arch>(vma), Level::Pmd);
+    let stays = change == Change::Track
+        && is_always_stored_to(old, counted_folio(mm, old, Level::Pmd), Level::Pmd);
+    let mut new = if stays {
+        old.mksoft_dirty()
+    } else {
+        change.of(old, change.prot::<P::Arch>(vma), Level::Pmd)
+    };
     if change.upgrades(vma)
         && let Some(folio) = counted_folio(mm, old, Level::Pmd)
     {

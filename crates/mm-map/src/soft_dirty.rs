@@ -10,7 +10,7 @@ use mm_vma::{MmWrite, VmaFlags};
 
 /// Forgets which pages were stored to: from now on the next store to each page of
 /// the address space sets its soft-dirty bit again, and faults to do so (rule
-/// PTE-14). Pages that may be pinned and are writable stay as they are: a device may
+/// PTE-14). Pages that may be pinned and are writable stay so, and say "stored to": a device may
 /// store to them at any time without a fault.
 ///
 /// Nothing happens where the format has no such bit. When it returns, no CPU has a

@@ -37,7 +37,7 @@ fn soft_dirty<A: Arch>(p: &Process<A>) -> Vec<u64> {
         }
         _ => false,
     };
-    (0..32).filter(is_set).collect()
+    (0..36).filter(is_set).collect()
 }
 fn faults<A: Arch>(p: &Process<A>) -> usize {
     p.take_faults().cpu.len()
@@ -92,6 +92,27 @@ fn pinned_pages_stay_as_they_are() {
     p.clear_soft_dirty().expect("memory");
     assert!(soft_dirty(&p).is_empty());
     check(&m, p);
+}
+
+/// Rules: PTE-14, WRITE-01. In a mapping that says "stored to" itself entries become writable that do
+/// not. What a device may store to stays writable when tracking begins anew, and says it then.
+#[test]
+fn pinned_pages_say_that_they_are_stored_to() {
+    for preset in [Preset::Linux618, Preset::Best] {
+        let (m, p) = filled::<X86_64>(preset);
+        let new = pages(32, 4);
+        p.mmap_anon(new, VmaFlags::READ | VmaFlags::WRITE).expect("mmap");
+        // A page of its own that was never stored to.
+        let pinned = p.pin(page(34), 1, GupFlags::LONGTERM).expect("mapped");
+        for rights in [Rights::READ, Rights::READ | Rights::WRITE] {
+            p.mprotect(new, rights).expect("mapped");
+        }
+        p.clear_soft_dirty().expect("memory");
+        p.store(page(34), 7).expect("store");
+        assert!(soft_dirty(&p).contains(&34), "it was stored to");
+        drop(pinned);
+        check(&m, p);
+    }
 }
 
 fn is_guard<A: Arch>(p: &Process<A>, i: u64) -> bool {
