@@ -708,6 +708,50 @@ fn free_of_a_run_vs_stale_translation() {
     );
 }
 
+fn stale_read(policy: UnmapPolicy, order: u32) {
+    let (p, object, mm, head) = of_a_file(order, true);
+    let known: Arc<dyn Backing> = object.clone();
+    know(&p, Arc::downgrade(&known));
+    let w = {
+        let (p, known) = (p.clone(), known.clone());
+        spawn(move || {
+            instruction(&p, |cached| {
+                // As a call that writes to the file looks for the page.
+                let found = known.cached(0);
+                assert!(found.is_some() || !cached, "a CPU may read what is no page of the file");
+                if let Some(run) = found {
+                    drop(p.memmap().adopt_run::<Get>(run));
+                }
+            });
+        })
+    };
+    let _ = shrink(policy, &p, head);
+    w.join().expect("a CPU");
+    exit(&MAP, &mm);
+    drop((mm, known, object));
+    assert_eq!(p.folios_in_use(), 0);
+}
+/// R: takes the entry, puts the flush off, makes it, takes the page out of the file. W: writes the
+/// file, and reads the page by what it has cached.
+/// Rules: INV-9, RECL-08.
+#[test]
+fn release_vs_stale_translation() {
+    race(
+        "release vs stale translation",
+        || stale_read(UnmapPolicy::Page, 0),
+        &["reclaim.leave.no_flush"],
+    );
+}
+/// Rules: INV-9, RECL-08.
+#[test]
+fn release_of_a_run_vs_stale_translation() {
+    race(
+        "release of a run vs stale translation",
+        || stale_read(UnmapPolicy::All, 1),
+        &["reclaim.leave.no_flush"],
+    );
+}
+
 /// What a program finds on page 0, wherever it is.
 fn content(p: &P, mm: &Mm<P>) -> u64 {
     if !entry(mm, 0).is_present(Level::Pte) {
@@ -747,7 +791,7 @@ fn page_out_vs_late_write() {
     race(
         "page-out vs late write",
         || late_write(UnmapPolicy::Page, 0),
-        &["reclaim.write.no_flush"],
+        &["reclaim.leave.no_flush"],
     );
 }
 /// Rules: F-RACE-15, TLBB-06.
@@ -756,7 +800,7 @@ fn page_out_of_a_run_vs_late_write() {
     race(
         "page-out of a run vs late write",
         || late_write(UnmapPolicy::All, 2),
-        &["reclaim.write.no_flush"],
+        &["reclaim.leave.no_flush"],
     );
 }
 

@@ -19,7 +19,7 @@
 mod swap;
 mod waiting;
 
-use crate::unmap::{UnmapFlags, Unmapped, try_to_unmap};
+use crate::unmap::{UnmapFlags, Unmapped, is_lazyfree, try_to_unmap};
 use crate::{FlushBatch, Kept, ReclaimOf, ReclaimPlatform, Referenced, UnmapPolicy, referenced};
 use mm_folio::{Folio, FolioFlags, FolioLockGuard, FolioRef, Get};
 use mm_vma::{Event, Observer, VmaFlags};
@@ -130,6 +130,8 @@ impl<'p, P: ReclaimPlatform> Pass<'_, '_, 'p, P> {
         match end {
             Unmapped::All => self.behind_unmapping(own, locked),
             Unmapped::Kept(why) => {
+                // The next pass may find it unmapped, and does not know of this flush.
+                self.flushes.flush();
                 self.sum.unmap_failed += u64::from(why != Kept::Locked);
                 self.unlock(own, locked, Verdict::Activate);
             }
@@ -137,6 +139,13 @@ impl<'p, P: ReclaimPlatform> Pass<'_, '_, 'p, P> {
     }
     /// Goes on with a folio that nothing maps.
     fn behind_unmapping(&mut self, own: FolioRef<'p, P, Get>, locked: FolioLockGuard<'p, P>) {
+        // From here on another page may come in its place, in the object or from swap: no CPU may go on by
+        // what it has cached (INV-9), nor store to what is written (rule TLBB-06, race F-RACE-15). Those
+        // that were unmapped together share the flush. Before another page comes for one that was given up,
+        // the fault makes it.
+        if !is_lazyfree(own.folio()) && !mm_sync::mutant!("reclaim.leave.no_flush") {
+            self.flushes.flush();
+        }
         let verdict = self.leave(&locked);
         self.unlock(own, locked, verdict);
     }
@@ -221,7 +230,7 @@ impl<'p, P: ReclaimPlatform> Pass<'_, '_, 'p, P> {
         if folio.maybe_dma_pinned() {
             return Verdict::Activate;
         }
-        if folio.is_anon() && !folio.has(FolioFlags::SWAPBACKED) {
+        if is_lazyfree(folio) {
             return self.free_lazily(folio);
         }
         if folio.has(FolioFlags::SWAPCACHE) || self.moved_to_swap(folio) {

@@ -57,11 +57,6 @@ impl<'p, P: ReclaimPlatform> Pass<'_, '_, 'p, P> {
             if folio.refcount() != folio.nr_pages() as i32 + 1 {
                 return Verdict::Keep;
             }
-            // No CPU may store to it any more when it is read for the device (race
-            // F-RACE-15).
-            if !mm_sync::mutant!("reclaim.write.no_flush") {
-                self.flushes.flush_dirty();
-            }
             if write_folio(self.platform, locked).is_err() {
                 return Verdict::Activate;
             }

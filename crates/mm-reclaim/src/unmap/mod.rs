@@ -339,7 +339,7 @@ fn put<P: Platform>(mm: &Mm<P>, folio: Folio<'_, P>, page: u32, n: NonZeroU32) {
 }
 
 /// Whether the owner of the pages gave them up.
-fn is_lazyfree<P: Platform>(folio: Folio<'_, P>) -> bool {
+pub(crate) fn is_lazyfree<P: Platform>(folio: Folio<'_, P>) -> bool {
     folio.is_anon() && !folio.has(FolioFlags::SWAPBACKED)
 }
 
