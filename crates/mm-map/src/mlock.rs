@@ -61,15 +61,17 @@ fn change<P: RmapPlatform>(
     };
     let of_lock = VmaFlags::LOCKED | VmaFlags::LOCKONFAULT;
     // The flags first: whoever maps a page from here on acts by them.
-    set_flags(vmas, below, |vma| match vma.flags() {
+    let set = set_flags(vmas, below, |vma| match vma.flags() {
         flags if flags.intersects(NEVER_LOCKED) => flags - of_lock,
         flags => (flags - of_lock) | wanted,
-    })?;
+    });
+    // Also those of mappings that it came to before there was no memory.
     for vma in vmas.overlapping(below) {
         if let Some(part) = vma.range().intersect(below) {
             mark_present(vmas, vma, part);
         }
     }
+    set?;
     hole.map_or(Ok(()), |va| Err(MapError::Hole(va)))
 }
 

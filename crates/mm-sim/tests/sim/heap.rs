@@ -141,6 +141,30 @@ fn locked_memory_grows_without_a_list_of_mappings() {
     sound(&m, [&p]);
 }
 
+/// Rules: RMAP-06. A lock ends for the mappings that were come to, and for their folios.
+#[test]
+fn a_lock_ends_without_memory_as_far_as_it_ends() {
+    let new = || {
+        let m = machine_of(16);
+        let p = m.spawn().expect("process");
+        p.mmap_anon(pages(0, 16), RW).expect("mmap");
+        p.mprotect(pages(8, 8), mm_arch::Rights::READ).expect("mapped");
+        p.mlock(pages(0, 16), LockWhen::Now).expect("memory");
+        (m, p)
+    };
+    // The second mapping has to be split.
+    let failed = each_failure(
+        new,
+        |(_, p)| p.munlock(pages(0, 12)),
+        |(m, p), done, failed| {
+            assert_eq!(done.is_err(), failed, "{done:?}");
+            // No folio is locked for nobody.
+            sound(m, [p]);
+        },
+    );
+    assert!(failed > 0);
+}
+
 #[test]
 fn an_object_needs_memory_to_be_known() {
     let m = machine_of(16);
