@@ -198,6 +198,15 @@ pub trait Entry: Copy + Eq + Debug + Send + Sync + 'static {
     fn may_be_cached(self, flush_pending: bool, level: Level) -> bool;
     /// Whether changing `self` to `new` needs a flush (rules PTE-17, ACC-24).
     fn needs_flush(self, new: Self, level: Level) -> bool;
+    /// Whether changing the leaf `self` to `new` needs a flush, where one of others may be on its
+    /// way: a CPU may have a translation from before this entry lost rights. So what takes a page or
+    /// its dirt away is flushed whatever the entry allows by now (rules RMAP-33, TLBB-08).
+    #[inline]
+    fn owes_flush(self, new: Self, level: Level) -> bool {
+        let same = || new.is_leaf(level) && new.pfn(level) == self.pfn(level);
+        let gone = || !same() || self.is_dirty() && !new.is_dirty();
+        self.needs_flush(new, level) || self.may_be_cached(true, level) && gone()
+    }
 
     /// The meaning of a non-present, non-empty entry.
     #[inline]

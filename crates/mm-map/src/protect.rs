@@ -415,7 +415,7 @@ fn change_pmd<P: RmapPlatform>(
     }
     pmd.swap(new, &mut scratch);
     scratch.already_done();
-    if old.needs_flush(new, Level::Pmd)
+    if old.owes_flush(new, Level::Pmd)
         && let Some(range) = pmd.range()
     {
         owed.add(range, FlushScope::Leaves);

@@ -286,7 +286,7 @@ impl<'g, S: TableSpace> LockedTable<'g, S> {
         change: impl FnOnce(E<S>) -> E<S>,
     ) {
         let (old, new) = self.rewrite(run, change);
-        self.owe(old.needs_flush(new, Level::Pte), run.first(), run.nr(), owed);
+        self.owe(old.owes_flush(new, Level::Pte), run.first(), run.nr(), owed);
     }
     /// As [`modify`](Self::modify), for a change of present entries that only permits
     /// more: it owes no flush. A CPU with an old translation faults and finds the new
@@ -501,7 +501,7 @@ impl<'g, S: TableSpace> LockedPmd<'g, S> {
         self.view.desc().count(i32::from(!e.is_none()) - i32::from(!old.is_none()));
         let level = self.view.level();
         let was_table = old.as_table(level).is_some();
-        if (was_table || old.is_leaf(level) && old.needs_flush(e, level))
+        if (was_table || old.is_leaf(level) && old.owes_flush(e, level))
             && let Some(range) = self.range()
         {
             owed.add(range, if was_table { FlushScope::Tables } else { FlushScope::Leaves });

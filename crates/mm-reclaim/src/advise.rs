@@ -408,7 +408,7 @@ impl<'m, P: ReclaimPlatform> Advised<'_, 'm, P> {
         let new = change(old);
         pmd.swap(new, &mut scratch);
         scratch.already_done();
-        if old.needs_flush(new, Level::Pmd)
+        if old.owes_flush(new, Level::Pmd)
             && let Some(range) = pmd.range()
         {
             self.owed.add(range, FlushScope::Leaves);

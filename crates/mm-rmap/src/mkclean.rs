@@ -4,7 +4,7 @@
 use crate::{Hit, MappedWalk, RmapPlatform, Seek, Strict};
 use core::ops::ControlFlow;
 use mm_arch::respect::{MERGE_YOUNG_DIRTY, SOFT_DIRTY, WRITE};
-use mm_arch::{Arch, Entry, Level};
+use mm_arch::{Arch, Entry, FlushScope, Level};
 use mm_folio::FolioLockGuard;
 use mm_pgtable::LockedPmd;
 use mm_vma::{Mm, Platform, VmaFlags};
@@ -69,6 +69,10 @@ fn clean_pmd<P: RmapPlatform>(mm: &Mm<P>, pmd: &mut LockedPmd<'_, P>) -> bool {
     // In place: never empty for who looks without the lock.
     let mut owed = mm.tables().tlb().obligation();
     let old = pmd.swap(seen.mkinvalid(Level::Pmd), &mut owed);
+    // Whatever it allowed: a CPU may have what it was before.
+    if let Some(range) = pmd.range() {
+        owed.add(range, FlushScope::Leaves);
+    }
     owed.pay();
     let mut fresh = mm.tables().tlb().obligation();
     pmd.swap(old.wrprotect().mkclean(), &mut fresh);

@@ -105,6 +105,50 @@ fn cleans<A: Arch>() {
     }
 }
 
+/// A CPU may store by what it cached before an entry lost its rights, as long as the flush for that is on
+/// its way: dirt is taken away behind a flush, whatever the entry allows by now.
+fn cleans_behind_others<A: Arch>() {
+    for inaccessible in [false, true] {
+        let p = machine_of::<A>();
+        let object = ModelObject::<A>::new(&p, FileId(3), BackingKind::File, true);
+        let folio = object.add(0, 2).expect("memory");
+        let mm = space(&p);
+        map(&mm, &object, 0, RW | VmaFlags::SHARED, |_| (true, true, false));
+        // Somebody takes the rights away, and has not flushed yet.
+        let vmas = mm.read();
+        let none = A::prot(mm_arch::Protection::none());
+        let mut owed = mm.tables().tlb().obligation();
+        let mut table = mm.tables().lock_table(vmas.stay(), va::<A>(0)).expect("there");
+        let (first, limit) = (table.get(0), table.limit(0).at_most(4));
+        let run = table.run::<{ mm_arch::respect::NOTHING }>(0, first, limit);
+        table.modify(run, &mut owed, |e| {
+            if inaccessible { e.modify(none, Level::Pte) } else { e.wrprotect() }
+        });
+        drop(table);
+        let flushes = p.tlb().flushes.get();
+        {
+            let own = folio.grab::<Get>(1).expect("room");
+            let locked = folio.lock();
+            assert_eq!(mkclean(&p, &locked), 4);
+            assert!(p.tlb().flushes.get() > flushes, "inaccessible: {inaccessible}");
+            drop((locked, own));
+        }
+        owed.now();
+        drop(vmas);
+        unmap(&mm, 0);
+    }
+}
+
+/// Rules: RMAP-33, PTE-17, TLBB-08.
+#[test]
+fn dirt_goes_behind_a_flush() {
+    cleans_behind_others::<ModelWord<16>>();
+    cleans_behind_others::<ModelPair<16>>();
+    cleans_behind_others::<ModelCont<16, 4>>();
+    cleans_behind_others::<mm_x86::X86_64>();
+    cleans_behind_others::<mm_x86::X86Pae>();
+}
+
 /// Rules: RMAP-33.
 #[test]
 fn shared_mappings_are_cleaned_and_counted() {
