@@ -279,6 +279,9 @@ fn change_present<B: Strategy, P: RmapPlatform>(
         mm.platform().observer().event(Event::HintsMarked, run.nr() as u64);
     }
     let stays = change == Change::Track && is_always_stored_to(e, folio, Level::Pte);
+    if stays && e.is_soft_dirty() {
+        return run.nr();
+    }
     table.modify(run, owed, |old| {
         if stays {
             return old.mksoft_dirty();
