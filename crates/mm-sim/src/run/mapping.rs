@@ -2,6 +2,7 @@
 
 use super::{Outcome, Runner, Step, access};
 use crate::events::Events;
+use crate::syscalls::given_up;
 use crate::{MlockError, RunError};
 use mm_arch::{AccessKind, Arch, Rights, VirtAddr, VirtRange};
 use mm_map::{Comes, ForkError, Ksm, LockWhen, MapError, MoveHoles, OldPlace, WpChange};
@@ -329,28 +330,16 @@ impl<A: Arch, O: Events> Runner<'_, A, O> {
     }
 }
 
-/// What the advice about `range` gave up, as with [`dropped`].
-fn given_up(range: VirtRange, r: &Result<(), AdviceError>) -> Option<VirtRange> {
-    match r {
-        Ok(()) | Err(AdviceError::Hole(_)) => Some(range),
-        Err(AdviceError::Invalid(at)) => below(range, *at),
-        Err(AdviceError::Unaligned(_) | AdviceError::NotUser(_)) => None,
-    }
-}
 /// What a call on `range` dropped: what is mapped of a range with a hole all the same, and
 /// what lies below a mapping that refuses.
 fn dropped(range: VirtRange, r: &Result<(), MapError>) -> Option<VirtRange> {
     match r {
         Ok(()) | Err(MapError::Hole(_)) => Some(range),
         Err(MapError::Invalid(at) | MapError::Access(at) | MapError::NoHoles(at)) => {
-            below(range, *at)
+            VirtRange::new(range.start(), at.bytes_from(range.start())).ok()
         }
         Err(_) => None,
     }
-}
-/// The part of `range` below `at`.
-fn below(range: VirtRange, at: VirtAddr) -> Option<VirtRange> {
-    VirtRange::new(range.start(), at.bytes_from(range.start())).ok()
 }
 
 fn vma_rights(prot: Prot) -> VmaFlags {

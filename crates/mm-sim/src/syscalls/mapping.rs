@@ -43,6 +43,18 @@ impl MlockError {
     }
 }
 
+/// What the advice about `range` to give it up came to: all but holes, or what lies below a mapping that
+/// refuses.
+pub(crate) fn given_up(range: VirtRange, r: &Result<(), AdviceError>) -> Option<VirtRange> {
+    match r {
+        Ok(()) | Err(AdviceError::Hole(_)) => Some(range),
+        Err(AdviceError::Invalid(at)) => {
+            VirtRange::new(range.start(), at.bytes_from(range.start())).ok()
+        }
+        Err(AdviceError::Unaligned(_) | AdviceError::NotUser(_)) => None,
+    }
+}
+
 impl<A: Arch, O: Events> Process<A, O> {
     /// `mmap` of private anonymous memory at a fixed address.
     ///
@@ -275,15 +287,7 @@ impl<A: Arch, O: Events> Process<A, O> {
     pub fn madvise_free(&self, range: VirtRange) -> Result<(), AdviceError> {
         let vmas = self.mm().read();
         let done = mm_reclaim::madvise_free(self.host().policy().unmap, &vmas, range);
-        // What was advised before an error was is given up.
-        let advised = match done {
-            Ok(()) | Err(AdviceError::Hole(_)) => Some(range),
-            Err(AdviceError::Invalid(va)) => {
-                VirtRange::new(range.start(), va.get().saturating_sub(range.start().get())).ok()
-            }
-            Err(AdviceError::Unaligned(_) | AdviceError::NotUser(_)) => None,
-        };
-        let Some(range) = advised else { return done };
+        let Some(range) = given_up(range, &done) else { return done };
         // What was stored until now may be lost, and that is what was asked for. Where an
         // entry is still dirty, or the folio is, nothing came of it.
         let (map, frames) = (self.host().memmap(), self.host().frames());

@@ -6,4 +6,5 @@ mod swap;
 
 pub use gup::{Pinned, RemoteError};
 pub use mapping::MlockError;
+pub(crate) use mapping::given_up;
 pub use swap::SwapOffError;
