@@ -49,9 +49,6 @@ impl Fate {
             Fate::Lazyfree
         }
     }
-}
-
-impl Fate {
     /// Whether the page is still there for who asks for it by its entry's place.
     pub fn of_pages(self) -> PageFate {
         match self {

@@ -1,9 +1,9 @@
 //! Reference loops: what unmapping cannot do without, and nothing else.
 //!
 //! `entries` is one read-modify-write per entry. `floor` is what the rules demand, however fast the
-//! rest is. Entries are taken by a read-modify-write each, or by a load and a store if
-//! they are read-only, as a CPU marks those accessed at most (rule PTE-18). Besides, for each folio the folio lock (taken and given back), the lock of the
-//! counts, its counts, and the references; for each group of folios that are unmapped
+//! rest is. Entries are taken by a read-modify-write each, or by a load and a store if they are
+//! read-only, as a CPU marks those accessed at most (rule PTE-18). Besides, for each folio the
+//! folio lock (taken and given back), the lock of the counts, its counts, and the references; for each group of folios that are unmapped
 //! together the tree's lock shared (taken and given back), the table's lock, the flush that is put off,
 //! the counter of the space. That is nine locked operations for a folio alone, and four for one of
 //! many. Nothing of the crates is called.

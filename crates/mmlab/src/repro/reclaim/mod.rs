@@ -70,12 +70,9 @@ impl Op {
             Op::UffdWp => "uffd-wp",
         }
     }
-    /// Whether neighbouring folios can be unmapped together: those of an object.
-    fn goes_together(self) -> bool {
-        matches!(self, Op::File | Op::UffdWp)
-    }
-    /// Whether the entries are read-only: what is stored to is told first, the file or userfaultfd.
-    fn is_read_only(self) -> bool {
+    /// Whether it is of an object: neighbouring folios can be unmapped together, and entries are
+    /// read-only, as the file or userfaultfd is told before the first store.
+    fn is_of_object(self) -> bool {
         matches!(self, Op::File | Op::UffdWp)
     }
     /// Whether unmapping takes a leaf away as a whole; others it splits.
@@ -149,8 +146,8 @@ fn measure(op: Op, size: FolioSize, bytes: u64, rounds: usize) -> Result<Line, S
     let region = Region::<()>::new(op, size, bytes)?;
     let order = if op.takes_leaves(size) { 0 } else { size.order() };
     let entries = region.chosen().count() << order;
-    let together = if op.goes_together() { (512 >> order).clamp(1, region::AT_ONCE) } else { 1 };
-    let loops = Floor::new(entries, 1 << order, together, op.is_read_only());
+    let together = if op.is_of_object() { (512 >> order).clamp(1, region::AT_ONCE) } else { 1 };
+    let loops = Floor::new(entries, 1 << order, together, op.is_of_object());
     let mut all = [const { Vec::new() }; POLICIES.len()];
     let (mut reference, mut floor) = (Vec::new(), Vec::new());
     for round in 0..=rounds {
@@ -318,7 +315,7 @@ mod tests {
                     let waits = runs > 0 && !as_leaves;
                     let at_once = if as_leaves { folios } else { leaves };
                     assert_eq!(c["flushes"], u64::from(waits) + at_once, "{row}");
-                    let together = policy == UnmapPolicy::All && op.goes_together();
+                    let together = policy == UnmapPolicy::All && op.is_of_object();
                     let (tables, rows) = shared(size, folios as usize);
                     let put_off = if together && leaves == 0 { rows } else { runs };
                     assert_eq!(c["put_off"], if waits { put_off } else { 0 }, "{row}");
